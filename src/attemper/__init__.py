@@ -1,0 +1,25 @@
+"""attemper: attention you can see into, and keep in range.
+
+Attention is softmax(scale·q·kᵀ)·v. attemper computes it and hands back exact statistics of the logits, and with them checks
+models: see `attention`, `RowStats` and `check`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from attemper.ops import attention
+from attemper.stats import HeadStats, RowStats, merge
+
+if TYPE_CHECKING:
+    from attemper.checker import check
+
+__version__ = "0.1.0"
+__all__ = ["HeadStats", "RowStats", "attention", "check", "merge"]
+
+
+def __getattr__(name: str) -> Any:
+    # check stands on optional packages: importing attemper must not import them.
+    if name == "check":
+        from attemper.checker import check
+
+        return check
+    raise AttributeError(f"module 'attemper' has no attribute {name!r}; it has {', '.join(__all__)}")

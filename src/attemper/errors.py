@@ -1,0 +1,43 @@
+"""The one family of errors that attemper raises.
+
+Every message says what was given, what was expected, and what to do; the command turns each into one line and exit code 2.
+"""
+
+
+class AttemperError(Exception):
+    """Base of every error that attemper raises on purpose."""
+
+
+class ArgumentError(AttemperError, ValueError):
+    """An argument that cannot be used.
+
+    Args:
+        argument: name of the argument, as the caller wrote it.
+        given: what was given (a value, a shape, a dtype), as text.
+        expected: what would have been accepted, and what to do, as text.
+    """
+
+    def __init__(self, argument: str, given: object, expected: str) -> None:
+        self.argument = argument
+        super().__init__(f"{argument}: got {given}; expected {expected}")
+
+
+class UnsupportedError(AttemperError, NotImplementedError):
+    """A correct request that this implementation or installation cannot carry out. The message says which could."""
+
+
+class MissingExtraError(AttemperError, ImportError):
+    """An optional package is needed and absent.
+
+    Args:
+        package: the distribution that is missing.
+        extra: the extra of attemper that installs it.
+        purpose: what it is needed for, as a phrase after "to".
+    """
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{package} is needed to {purpose}; install it with: pip install 'attemper[{extra}]'")
+
+
+class LoadError(AttemperError):
+    """A model or its inputs could not be read: missing, malformed, unsafe, or not what it claims to be."""

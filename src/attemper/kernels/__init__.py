@@ -1,0 +1,1 @@
+"""The implementations of attention. They share `spec` and `dropout`, and do not import one another."""

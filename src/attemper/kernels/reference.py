@@ -1,0 +1,83 @@
+"""The definition of attention, materialised: every logit and weight is written down, in the precision it is given.
+
+Float64 in, float64 throughout: this is the oracle that the other kernels are held against. The gradient is autograd's, through the
+lines below, so it shares nothing with theirs.
+"""
+
+import torch
+from torch import Tensor
+
+from attemper.kernels.dropout import keep_factor
+from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Tile, Upstream, logits_of, masking, nonfinite
+from attemper.stats import RowStats
+
+
+def forward(inputs: Inputs, rules: Rules, *, statistics: bool) -> Forward:
+    """softmax(z) v and the record of z."""
+    output, rows = _attention(inputs, rules)
+    output = None if output is None else output.to(inputs.query.dtype)
+    return Forward(output, rows.lse, rows.entropy, rows.rest if statistics else None, ())
+
+
+def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> Gradients:
+    """The gradients, by autograd through the definition."""
+    with torch.enable_grad():
+        leaves = Inputs(*(None if x is None else x.detach().requires_grad_(n) for x, n in zip(inputs, needs, strict=True)))
+        output, rows = _attention(leaves, rules)
+        pairs = [
+            (tensor, gradient.to(tensor.dtype))
+            for tensor, gradient in zip((output, rows.lse, rows.entropy), upstream, strict=True)
+            if tensor is not None and gradient is not None
+        ]
+        wanted = [leaf for leaf, need in zip(leaves, needs, strict=True) if leaf is not None and need]
+        tensors, gradients = zip(*pairs, strict=True)
+        found = iter(torch.autograd.grad(tensors, wanted, gradients, materialize_grads=True))
+    return Gradients(*(next(found) if need else None for need in needs))
+
+
+def _attention(inputs: Inputs, rules: Rules) -> tuple[Tensor | None, RowStats]:
+    batch, heads, queries, keys = inputs.shape
+    dtype = inputs.compute_dtype
+    groups = heads // inputs.key.shape[1]
+    query = inputs.query.to(dtype)
+    key = inputs.key.to(dtype).repeat_interleave(groups, 1)
+    value = None if inputs.value is None else inputs.value.to(dtype).repeat_interleave(groups, 1)
+    whole = Tile(0, queries, 0, keys)
+    visible, bias = masking(inputs, rules, whole)
+    seen = None if visible is None else visible.expand(batch, heads, queries, keys)
+
+    products = _products(query, key, seen)
+    logits = logits_of(products, inputs.scale, rules.softcap, bias)
+    rows = RowStats.from_logits(logits, seen, products, inputs.sinks)
+    if value is None:
+        return None, rows
+
+    # The shift is taken off before anything is multiplied in; an empty row has no weights, not NaN.
+    top = rows.max if inputs.sinks is None else torch.maximum(rows.max, inputs.sinks.detach().unsqueeze(-1))
+    shift = torch.where(top == -torch.inf, 0.0, top).unsqueeze(-1)
+    shifted = logits - shift if seen is None else torch.where(seen, logits - shift, -torch.inf)
+    exponentials = torch.exp(shifted)
+    total = exponentials.sum(-1, keepdim=True)
+    if inputs.sinks is not None:
+        total = total + torch.exp(inputs.sinks.reshape(-1, 1, 1) - shift)
+    weights = exponentials / torch.where(total == 0.0, 1.0, total)
+    if rules.dropout_p > 0.0:
+        weights = weights * keep_factor(rules.seed, rules.dropout_p, batch, heads, whole, dtype=dtype, device=query.device)
+    return _weighted(weights, value, seen), rows
+
+
+# In the two products an invisible pair must not multiply: 0·NaN is NaN, forward and backward. Where something is not finite
+# they are therefore written out element by element, with the invisible ones replaced, at the price of queries·keys·d numbers.
+
+
+def _products(query: Tensor, key: Tensor, visible: Tensor | None) -> Tensor:
+    if visible is None or not (nonfinite(query) or nonfinite(key)):
+        return query @ key.transpose(-1, -2)
+    seen = visible.unsqueeze(-1)
+    return (torch.where(seen, query.unsqueeze(-2), 0.0) * torch.where(seen, key.unsqueeze(-3), 0.0)).sum(-1)
+
+
+def _weighted(weights: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
+    if visible is None or not nonfinite(value):
+        return weights @ value
+    return (weights.unsqueeze(-1) * torch.where(visible.unsqueeze(-1), value.unsqueeze(-3), 0.0)).sum(-2)

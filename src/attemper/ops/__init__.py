@@ -1,0 +1,7 @@
+"""Attention as users call it: arguments checked, an implementation chosen, gradients joined to autograd."""
+
+from attemper.ops.arguments import Window
+from attemper.ops.attention import attention, row_stats
+from attemper.ops.implementations import IMPLEMENTATIONS, Implementation
+
+__all__ = ["IMPLEMENTATIONS", "Implementation", "Window", "attention", "row_stats"]

@@ -1,0 +1,55 @@
+"""The kernels by name, and which of them can run here."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from attemper.errors import ArgumentError, UnsupportedError
+from attemper.kernels import blocked, reference
+from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Upstream
+
+
+class Kernel(Protocol):
+    """What an implementation offers."""
+
+    def forward(self, inputs: Inputs, rules: Rules, *, statistics: bool) -> Forward:
+        """The output and the record; see `Forward`."""
+        ...
+
+    def backward(self, inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> Gradients:
+        """The gradients that `needs` asks for."""
+        ...
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One kernel: whether it is here, and what it is, in a few words."""
+
+    name: str
+    kernel: Kernel | None
+    description: str
+
+
+IMPLEMENTATIONS = (
+    Implementation("reference", reference, "the definition, materialised; O(N²) memory; the oracle of the tests"),
+    Implementation("blocked", blocked, "pure PyTorch, O(N·d) memory, any device"),
+    Implementation("cpu", None, "compiled C++; not part of this version"),
+    Implementation("triton", None, "Triton, for GPUs; not part of this version"),
+)
+
+
+def choose(impl: str) -> Kernel:
+    """The kernel of that name; "auto" is the fastest that is here.
+
+    Raises:
+        ArgumentError: no such name. UnsupportedError: the name is right and the kernel is not here.
+    """
+    if impl == "auto":
+        return blocked
+    known = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
+    if impl not in known:
+        raise ArgumentError("impl", repr(impl), f"one of 'auto', {', '.join(map(repr, known))}")
+    kernel = known[impl].kernel
+    if kernel is None:
+        here = ", ".join(repr(name) for name, found in known.items() if found.kernel is not None)
+        raise UnsupportedError(f"impl: {impl!r} is not available ({known[impl].description}); available here: {here}")
+    return kernel

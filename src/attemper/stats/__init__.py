@@ -1,0 +1,7 @@
+"""The statistics algebra: one record per row of logits, its merges, its derived figures, and their summary per head."""
+
+from attemper.stats.heads import HISTOGRAM_EDGES, HeadStats
+from attemper.stats.merging import merge
+from attemper.stats.rows import FIELDS, SATURATED_PEAK, RowStats
+
+__all__ = ["FIELDS", "HISTOGRAM_EDGES", "SATURATED_PEAK", "HeadStats", "RowStats", "merge"]

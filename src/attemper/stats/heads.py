@@ -1,0 +1,343 @@
+"""`HeadStats`: rows reduced to heads, as sums, extremes and fixed-edge histograms, so that it merges over batches, steps and ranks.
+
+What it must hold:
+- merging is addition and maximum of tensors of fixed shape, so that one packed all-reduce per kind does it;
+- counts are exact (int64) and quantiles come from histograms whose edges never move;
+- padded queries are left out altogether, empty rows are counted and left out of every mean;
+- a row with NaN or infinite lse is counted and left out of the sums, so that one bad row does not hide the others.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attemper.errors import ArgumentError
+from attemper.stats.rows import RowStats
+
+_COUNTS = ("rows", "empty_rows", "softmax_rows", "saturated_rows", "nonfinite_rows")
+# Minima are kept negated, so that merging is one maximum.
+_EXTREMES = ("max", "negated_min", "product_max", "negated_product_min", "centred_max")
+_SUMS = ("centred_max", "entropy", "normalized_entropy", "gain", "peak", "jacobian_norm")
+
+# Logits: eighths of an octave between 2^-4 and 2^17 on both sides of zero, so a quantile is known within 9 %.
+_OCTAVES = torch.pow(2.0, torch.arange(-32, 137, dtype=torch.float64) / 8)
+_LOGIT_EDGES = torch.cat([-_OCTAVES.flip(0), torch.zeros(1, dtype=torch.float64), _OCTAVES])
+# Shares: hundredths. Whole numbers divided, not a linspace, so that 0.99 is the double nearest to it.
+_SHARE_EDGES = torch.arange(1, 100, dtype=torch.float64) / 100
+HISTOGRAM_EDGES = {"max": _LOGIT_EDGES, "centred_max": _LOGIT_EDGES, "normalized_entropy": _SHARE_EDGES, "peak": _SHARE_EDGES}
+
+
+@dataclass(frozen=True)
+class HeadStats:
+    """Statistics of each head over all its rows: [heads] tensors, float64 and int64, on the device of the rows.
+
+    Attributes:
+        counts: int64 [5, heads]; extremes: float64 [5, heads]; sums: float64 [6, heads]: read them through the properties.
+        histograms: name → int64 [heads, bins]; bin i holds values in [edge i − 1, edge i), the outer bins are open.
+            Names and edges: `HISTOGRAM_EDGES`.
+
+    Means are over `rows` less `nonfinite_rows`; shares and normalized entropy over `softmax_rows`. A mean over no row is NaN.
+    """
+
+    counts: Tensor
+    extremes: Tensor
+    sums: Tensor
+    histograms: dict[str, Tensor]
+
+    @staticmethod
+    def from_rows(rows: RowStats, query_mask: Tensor | None = None) -> "HeadStats":
+        """Reduce a record of rows over everything but the heads.
+
+        Args:
+            rows: record of shape [..., heads, queries].
+            query_mask: bool [batch, queries] (or anything that broadcasts to [..., queries]), True where the query is a real
+                token and False where it is padding; None: all are real.
+
+        Raises:
+            ArgumentError: the mask does not fit the rows.
+        """
+        real = _real_rows(rows, query_mask)
+        heads = rows.lse.shape[-2]
+
+        def by_head(values: Tensor) -> Tensor:
+            return values.movedim(-2, 0).reshape(heads, -1)
+
+        count = rows.count
+        lse = rows.lse.detach()
+        shown = real & (count > 0)
+        finite = shown & torch.isfinite(lse)
+        several = finite & (count > 1)
+        masks = (shown, real & (count == 0), several, several & rows.saturated(), shown & ~torch.isfinite(lse))
+        counts = torch.stack([by_head(mask).sum(-1) for mask in masks])
+
+        centred = rows.centred_max()
+        candidates = (rows.max, -rows.min, rows.product_max, -rows.product_min, centred)
+        extremes = torch.stack([_largest(by_head(torch.where(shown, value, -math.inf))) for value in candidates])
+
+        entropy, normalized, peak = rows.entropy.detach(), rows.normalized_entropy(), rows.peak()
+        summands = (
+            (centred, finite),
+            (entropy, finite),
+            (normalized, several),
+            (rows.gain(), finite),
+            (peak, finite),
+            (rows.jacobian_norm(), finite),
+        )
+        sums = torch.stack([by_head(torch.where(mask, value.double(), 0.0)).sum(-1) for value, mask in summands])
+        binned = {
+            "max": (rows.max, finite),
+            "centred_max": (centred, finite),
+            "normalized_entropy": (normalized, several),
+            "peak": (peak, several),
+        }
+        histograms = {
+            name: _histogram(by_head(value.double()), by_head(mask), HISTOGRAM_EDGES[name])
+            for name, (value, mask) in binned.items()
+        }
+        return HeadStats(counts, extremes, sums, histograms)
+
+    def merge(self, other: "HeadStats") -> "HeadStats":
+        """The statistics over the rows of both: counts, sums and histograms add up, extremes are the larger ones.
+
+        Raises:
+            ArgumentError: the two do not have the same number of heads.
+        """
+        if self.heads != other.heads:
+            raise ArgumentError("other", f"{other.heads} heads", f"{self.heads} heads, as many as this record has")
+        return HeadStats(
+            self.counts + other.counts,
+            torch.maximum(self.extremes, other.extremes),
+            self.sums + other.sums,
+            {name: histogram + other.histograms[name] for name, histogram in self.histograms.items()},
+        )
+
+    @property
+    def heads(self) -> int:
+        """How many heads."""
+        return self.counts.shape[-1]
+
+    @property
+    def rows(self) -> Tensor:
+        """Rows counted: real queries with at least one visible key."""
+        return self._count("rows")
+
+    @property
+    def empty_rows(self) -> Tensor:
+        """Real queries with no visible key."""
+        return self._count("empty_rows")
+
+    @property
+    def softmax_rows(self) -> Tensor:
+        """Finite rows with at least two visible keys: those that say something about the softmax."""
+        return self._count("softmax_rows")
+
+    @property
+    def nonfinite_rows(self) -> Tensor:
+        """Rows whose lse is NaN or infinite; left out of every mean and histogram."""
+        return self._count("nonfinite_rows")
+
+    @property
+    def max(self) -> Tensor:
+        """Largest logit; −inf without rows."""
+        return self._extreme("max")
+
+    @property
+    def min(self) -> Tensor:
+        """Smallest logit; +inf without rows."""
+        return -self._extreme("negated_min")
+
+    @property
+    def product_max(self) -> Tensor:
+        """Largest q·k, before the scale; −inf without rows."""
+        return self._extreme("product_max")
+
+    @property
+    def product_min(self) -> Tensor:
+        """Smallest q·k, before the scale; +inf without rows."""
+        return -self._extreme("negated_product_min")
+
+    @property
+    def product_absmax(self) -> Tensor:
+        """Largest |q·k|, before the scale; −inf without rows."""
+        return torch.maximum(self.product_max, -self.product_min)
+
+    @property
+    def centred_max(self) -> Tensor:
+        """Largest max − mean of a row; −inf without rows."""
+        return self._extreme("centred_max")
+
+    @property
+    def mean_centred_max(self) -> Tensor:
+        """Mean of max − mean over the rows."""
+        return self._mean("centred_max")
+
+    @property
+    def mean_entropy(self) -> Tensor:
+        """Mean entropy of a row, in nats."""
+        return self._mean("entropy")
+
+    @property
+    def mean_normalized_entropy(self) -> Tensor:
+        """Mean of entropy / ln(count), over rows with at least two visible keys."""
+        return self._sum("normalized_entropy") / self.softmax_rows
+
+    @property
+    def mean_gain(self) -> Tensor:
+        """Mean trace of the softmax's Jacobian, 1 − Σ p²."""
+        return self._mean("gain")
+
+    @property
+    def mean_peak(self) -> Tensor:
+        """Mean of the largest weight of a row."""
+        return self._mean("peak")
+
+    @property
+    def mean_jacobian_norm(self) -> Tensor:
+        """Mean Frobenius norm of the softmax's Jacobian."""
+        return self._mean("jacobian_norm")
+
+    @property
+    def saturated_share(self) -> Tensor:
+        """Share of rows whose largest weight is above 0.99, among rows with at least two visible keys."""
+        return self._count("saturated_rows").double() / self.softmax_rows
+
+    def headroom(self, dtype: torch.dtype) -> Tensor:
+        """Largest finite number of `dtype` / largest |q·k|: below 1 the product overflows. +inf without rows."""
+        largest = self.product_absmax
+        return torch.where(largest == -math.inf, math.inf, torch.finfo(dtype).max / largest)
+
+    def histogram(self, name: str) -> tuple[Tensor, Tensor]:
+        """(counts int64 [heads, bins], edges float64 [bins − 1]) of one figure; bin i holds [edge i − 1, edge i).
+
+        Args:
+            name: one of "max", "centred_max", "normalized_entropy", "peak".
+
+        Raises:
+            ArgumentError: no such histogram.
+        """
+        if name not in self.histograms:
+            raise ArgumentError("name", repr(name), f"one of {', '.join(map(repr, self.histograms))}")
+        return self.histograms[name], HISTOGRAM_EDGES[name]
+
+    def quantile(self, name: str, q: float) -> Tensor:
+        """The q-quantile of one figure, [heads], read from its histogram: linear within a bin, NaN without rows.
+
+        Known to the width of a bin: 9 % of a logit between 1/16 and 131072, 0.01 of a share. Beyond the outer edges the answer
+        is the edge.
+
+        Args:
+            name: as in `histogram`.
+            q: in [0, 1].
+
+        Raises:
+            ArgumentError: no such histogram, or q outside [0, 1].
+        """
+        if not 0.0 <= q <= 1.0:
+            raise ArgumentError("q", q, "a number in [0, 1]")
+        counts, edges = self.histogram(name)
+        edges = edges.to(counts.device)
+        total = counts.sum(-1)
+        wanted = q * total.double()
+        cumulative = counts.cumsum(-1)
+        index = (cumulative.double() < wanted.unsqueeze(-1)).sum(-1).clamp(max=counts.shape[-1] - 1)
+        inside = torch.gather(counts, -1, index.unsqueeze(-1)).squeeze(-1).double()
+        before = torch.gather(cumulative, -1, index.unsqueeze(-1)).squeeze(-1).double() - inside
+        share = torch.where(inside > 0, (wanted - before) / inside.clamp(min=1.0), 0.0)
+        low, high = _outer(name, edges)
+        lower = torch.cat([low, edges])[index]
+        upper = torch.cat([edges, high])[index]
+        return torch.where(total > 0, lower + share * (upper - lower), math.nan)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready form from which `from_dict` makes the same record: numbers, lists, "inf" and "-inf".
+
+        Histograms are sparse: for each head a list of [bin, count].
+        """
+        return {
+            "heads": self.heads,
+            "counts": {name: self.counts[i].tolist() for i, name in enumerate(_COUNTS)},
+            "extremes": {name: [_to_json(x) for x in self.extremes[i].tolist()] for i, name in enumerate(_EXTREMES)},
+            "sums": {name: [_to_json(x) for x in self.sums[i].tolist()] for i, name in enumerate(_SUMS)},
+            "histograms": {
+                name: [[[i, n] for i, n in enumerate(head) if n] for head in histogram.tolist()]
+                for name, histogram in self.histograms.items()
+            },
+        }
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> "HeadStats":
+        """The record that `to_dict` wrote.
+
+        Raises:
+            ArgumentError: a part is missing or of the wrong length.
+        """
+        try:
+            heads = int(data["heads"])
+            counts = torch.tensor([data["counts"][name] for name in _COUNTS], dtype=torch.int64)
+            extremes = torch.tensor([[float(x) for x in data["extremes"][name]] for name in _EXTREMES], dtype=torch.float64)
+            sums = torch.tensor([[float(x) for x in data["sums"][name]] for name in _SUMS], dtype=torch.float64)
+            histograms = {}
+            for name, edges in HISTOGRAM_EDGES.items():
+                histogram = torch.zeros(heads, len(edges) + 1, dtype=torch.int64)
+                for head, bins in enumerate(data["histograms"][name]):
+                    for i, n in bins:
+                        histogram[head, i] = n
+                histograms[name] = histogram
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ArgumentError("data", f"a dictionary with a fault ({error!r})", "what HeadStats.to_dict returned") from error
+        if not counts.shape[-1] == extremes.shape[-1] == sums.shape[-1] == heads:
+            raise ArgumentError("data", f"columns of differing length for {heads} heads", "what HeadStats.to_dict returned")
+        return HeadStats(counts, extremes, sums, histograms)
+
+    def _count(self, name: str) -> Tensor:
+        return self.counts[_COUNTS.index(name)]
+
+    def _extreme(self, name: str) -> Tensor:
+        return self.extremes[_EXTREMES.index(name)]
+
+    def _sum(self, name: str) -> Tensor:
+        return self.sums[_SUMS.index(name)]
+
+    def _mean(self, name: str) -> Tensor:
+        return self._sum(name) / (self.rows - self.nonfinite_rows)
+
+
+def _real_rows(rows: RowStats, query_mask: Tensor | None) -> Tensor:
+    shape = rows.lse.shape
+    if query_mask is None:
+        return torch.ones(shape, dtype=torch.bool, device=rows.lse.device)
+    try:
+        if query_mask.dtype != torch.bool:
+            raise RuntimeError
+        return query_mask.to(rows.lse.device).unsqueeze(-2).expand(shape)
+    except RuntimeError:
+        given = f"{query_mask.dtype} of shape {tuple(query_mask.shape)}"
+        expected = f"bool, broadcastable to {(*shape[:-2], shape[-1])}"
+        raise ArgumentError("query_mask", given, expected) from None
+
+
+def _largest(values: Tensor) -> Tensor:
+    if values.shape[-1] == 0:
+        return torch.full(values.shape[:1], -math.inf, dtype=torch.float64, device=values.device)
+    return torch.where(torch.isnan(values), -math.inf, values).amax(-1).double()
+
+
+def _histogram(values: Tensor, mask: Tensor, edges: Tensor) -> Tensor:
+    heads, bins = values.shape[0], len(edges) + 1
+    index = torch.bucketize(values, edges.to(values.device), right=True)
+    index = index + bins * torch.arange(heads, device=values.device).unsqueeze(-1)
+    return torch.bincount(index[mask], minlength=heads * bins).reshape(heads, bins)
+
+
+def _outer(name: str, edges: Tensor) -> tuple[Tensor, Tensor]:
+    # The outer bins are open; for shares they end at 0 and 1, for logits nothing is known beyond the edge.
+    if name in ("normalized_entropy", "peak"):
+        return edges.new_zeros(1), edges.new_ones(1)
+    return edges[:1], edges[-1:]
+
+
+def _to_json(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

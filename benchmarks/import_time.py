@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 BAR = 0.2  # seconds
-CODE = "import time; began = time.perf_counter(); import {name}; print(time.perf_counter() - began); import sys; sys.modules['torch']"
+CODE = "import sys, time; began = time.perf_counter(); import {name}; print(time.perf_counter() - began); sys.modules['torch']"
 
 
 def seconds_to_import(name: str) -> float:

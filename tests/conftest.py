@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Set before torch, transformers and tokenizers are imported, and inherited by the commands that tests start: one thread each, since
-# two workers share two cores; no waiting for a network; no warning about a fork.
+# Set before torch, transformers and tokenizers are imported, and inherited by the commands that tests start: one thread each,
+# since two workers share two cores; no waiting for a network; no warning about a fork.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

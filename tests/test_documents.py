@@ -1,0 +1,78 @@
+"""The documents stay true: what they name exists, what they show runs."""
+
+import re
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import attemper
+from tests.running import ROOT, named, run
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("name", attemper.__all__)
+def test_a_public_name_is_in_the_documents(name: str) -> None:
+    text = "\n".join(path.read_text("utf-8") for path in DOCUMENTS)
+    assert re.search(rf"\battemper\.{name}\b", text), f"no document names attemper.{name}"
+
+
+def test_the_change_log_has_this_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    assert re.search(rf"^## {re.escape(version)}\b", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+
+
+def blocks(path: Path, *languages: str) -> list[str]:
+    text = path.read_text("utf-8")
+    return [
+        body for language, body in re.findall(r"^```(\S+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL) if language in languages
+    ]
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path, "python")], ids=named)
+def test_python_in_the_documents_runs_and_prints_what_they_say(path: Path) -> None:
+    printed = run(sys.executable, "-c", "\n".join(blocks(path, "python")))
+    shown = re.findall(
+        r"^```python\n.*?^```\n+(?:It prints:\n+```text\n(.*?)^```)?", path.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert printed == "".join(shown)
+
+
+def test_the_readme_shows_python() -> None:
+    assert blocks(ROOT / "README.md", "python")
+
+
+def command_lines() -> list[tuple[str, str]]:
+    found = []
+    for path in DOCUMENTS:
+        for block in blocks(path, "console", "sh", "bash"):
+            found += [(named(path), line.removeprefix("$ ").partition(" #")[0].strip()) for line in block.splitlines()]
+    return found
+
+
+@cache
+def help_of(*words: str) -> str:
+    return run(sys.executable, "-m", "attemper", *words, "--help")
+
+
+def test_commands_in_the_documents_exist() -> None:
+    lines = [(path, line.split()) for path, line in command_lines() if line.startswith("attemper ")]
+    assert lines
+    for path, (_, *words) in lines:
+        verb = next((word for word in words if not word.startswith("-")), None)
+        if verb is not None:
+            assert re.search(rf"\b{re.escape(verb)}\b", help_of()), f"{path}: attemper --help does not know {verb}"
+        for word in words:
+            option = word.partition("=")[0]
+            text = help_of(verb) if verb is not None else help_of()
+            assert not option.startswith("-") or option in text, f"{path}: attemper {verb} --help does not know {option}"
+
+
+def test_make_targets_in_the_documents_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    used = {(path, words[1]) for path, line in command_lines() if len(words := line.split()) > 1 and words[0] == "make"}
+    assert used
+    assert not {(path, target) for path, target in used if target not in targets}

@@ -1,7 +1,8 @@
 """Which weights dropout keeps: a function of (seed, batch, head, query, key), the same in every kernel, tile and pass.
 
-The generator is Philox4x32-10 with the counter (key // 4, query, head, batch) and the seed as its 64-bit key; the weight of key j
-takes word j mod 4 of the four that come out. Source: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3".
+The generator is Philox4x32-10 with the counter (key // 4, query, head, batch) and the seed as its 64-bit key; the weight of
+key j takes word j mod 4 of the four that come out. Source: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy
+as 1, 2, 3".
 """
 
 import torch

@@ -1,7 +1,7 @@
 """The definition of attention, materialised: every logit and weight is written down, in the precision it is given.
 
-Float64 in, float64 throughout: this is the oracle that the other kernels are held against. The gradient is autograd's, through the
-lines below, so it shares nothing with theirs.
+Float64 in, float64 throughout: this is the oracle that the other kernels are held against. The gradient is autograd's, through
+the lines below, so it shares nothing with theirs.
 """
 
 import torch
@@ -22,7 +22,9 @@ def forward(inputs: Inputs, rules: Rules, *, statistics: bool) -> Forward:
 def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> Gradients:
     """The gradients, by autograd through the definition."""
     with torch.enable_grad():
-        leaves = Inputs(*(None if x is None else x.detach().requires_grad_(n) for x, n in zip(inputs, needs, strict=True)))
+        query, key, value, mask, scale, sinks = (_leaf(tensor, need) for tensor, need in zip(inputs, needs, strict=True))
+        assert query is not None and key is not None and scale is not None
+        leaves = Inputs(query, key, value, mask, scale, sinks)
         output, rows = _attention(leaves, rules)
         pairs = [
             (tensor, gradient.to(tensor.dtype))
@@ -33,6 +35,10 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
         tensors, gradients = zip(*pairs, strict=True)
         found = iter(torch.autograd.grad(tensors, wanted, gradients, materialize_grads=True))
     return Gradients(*(next(found) if need else None for need in needs))
+
+
+def _leaf(tensor: Tensor | None, need: bool) -> Tensor | None:
+    return None if tensor is None else tensor.detach().requires_grad_(need)
 
 
 def _attention(inputs: Inputs, rules: Rules) -> tuple[Tensor | None, RowStats]:

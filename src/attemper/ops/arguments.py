@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attemper.errors import ArgumentError
 from attemper.kernels.spec import Inputs, Rules
+from attemper.stats import broadcasts_to
 
 Window = tuple[int | None, int | None]
 
@@ -148,11 +149,8 @@ def _scale(scale: float | Tensor | None, query: Tensor, shape: tuple[int, ...], 
 
 def _normal_form(name: str, tensor: Tensor, shape: tuple[int, ...], *, trailing: int, meaning: str) -> Tensor:
     """[batch or 1, *trailing dimensions or 1]: the tensor aligned to `shape` from the right, its leading dimensions as one."""
-    try:
-        if tensor.ndim > len(shape) or torch.broadcast_shapes(tensor.shape, shape) != torch.Size(shape):
-            raise RuntimeError
-    except RuntimeError:
-        raise ArgumentError(name, f"shape {tuple(tensor.shape)}", f"one that broadcasts to {meaning} = {shape}") from None
+    if not broadcasts_to(tensor.shape, shape):
+        raise ArgumentError(name, f"shape {tuple(tensor.shape)}", f"one that broadcasts to {meaning} = {shape}")
     aligned = tensor.reshape(*(1,) * (len(shape) - tensor.ndim), *tensor.shape)
     own = aligned.shape[:-trailing]
     if math.prod(own) == 1:

@@ -1,4 +1,4 @@
-"""`HeadStats`: rows reduced to heads, as sums, extremes and fixed-edge histograms, so that it merges over batches, steps and ranks.
+"""`HeadStats`: rows reduced to heads, as sums, extremes and histograms, so that it merges over batches, steps and ranks.
 
 What it must hold:
 - merging is addition and maximum of tensors of fixed shape, so that one packed all-reduce per kind does it;
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attemper.errors import ArgumentError
 from attemper.stats.rows import RowStats
+from attemper.stats.shapes import broadcasts_to
 
 _COUNTS = ("rows", "empty_rows", "softmax_rows", "saturated_rows", "nonfinite_rows")
 # Minima are kept negated, so that merging is one maximum.
@@ -309,14 +310,11 @@ def _real_rows(rows: RowStats, query_mask: Tensor | None) -> Tensor:
     shape = rows.lse.shape
     if query_mask is None:
         return torch.ones(shape, dtype=torch.bool, device=rows.lse.device)
-    try:
-        if query_mask.dtype != torch.bool:
-            raise RuntimeError
-        return query_mask.to(rows.lse.device).unsqueeze(-2).expand(shape)
-    except RuntimeError:
+    per_query = (*shape[:-2], shape[-1])
+    if query_mask.dtype != torch.bool or not broadcasts_to(query_mask.shape, per_query):
         given = f"{query_mask.dtype} of shape {tuple(query_mask.shape)}"
-        expected = f"bool, broadcastable to {(*shape[:-2], shape[-1])}"
-        raise ArgumentError("query_mask", given, expected) from None
+        raise ArgumentError("query_mask", given, f"bool, broadcastable to {per_query}")
+    return query_mask.to(rows.lse.device).expand(per_query).unsqueeze(-2).expand(shape)
 
 
 def _largest(values: Tensor) -> Tensor:

@@ -35,9 +35,9 @@ class RowStats:
         rest: [10, ..., heads, queries], the fields of `FIELDS` in that order.
         sink: whether a sink takes part in lse, entropy, p2 and p3.
 
-    Read as attributes, each [..., heads, queries]: `count` (int64), `max`, `min`, `argmax` (int64, −1 for an empty row; the lowest
-    index on a tie), `mean`, `var` (population variance), `p2` = Σ p², `p3` = Σ p³, `product_max`, `product_min` (of q·k, before
-    the scale). Source: docs/statistics.md.
+    Read as attributes, each [..., heads, queries]: `count` (int64), `max`, `min`, `argmax` (int64, −1 for an empty row; the
+    lowest index on a tie), `mean`, `var` (population variance), `p2` = Σ p², `p3` = Σ p³, `product_max`, `product_min` (of q·k,
+    before the scale). Source: docs/statistics.md.
     """
 
     lse: Tensor

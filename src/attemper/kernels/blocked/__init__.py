@@ -1,0 +1,14 @@
+"""Attention tile by tile in plain PyTorch: O(N·d) memory, any device, forward and backward.
+
+What it must hold:
+- no tensor of queries × keys elements exists beyond one tile;
+- the maximum is subtracted before anything is multiplied in, and the backward pass gets it and log Σ e^(z − max) apart, since
+  their sum rounds away at large logits;
+- sums within a tile start from zero and are then added to the running ones, which keeps their error from growing with N;
+- mean and variance are formed about a pivot of the row, so that a common offset does not cancel in them.
+"""
+
+from attemper.kernels.blocked.backward import backward
+from attemper.kernels.blocked.forward import forward
+
+__all__ = ["backward", "forward"]

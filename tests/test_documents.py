@@ -1,8 +1,8 @@
 """The documents stay true: what they name exists, what they show runs."""
 
+import importlib.metadata
 import re
 import sys
-import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -21,8 +21,8 @@ def test_a_public_name_is_in_the_documents(name: str) -> None:
 
 
 def test_the_change_log_has_this_version() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
-    assert re.search(rf"^## {re.escape(version)}\b", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert re.search(rf"^## {re.escape(attemper.__version__)}\b", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert importlib.metadata.version("attemper") == attemper.__version__, "install it again: make clean, then make test"
 
 
 def blocks(path: Path, *languages: str) -> list[str]:

@@ -1,0 +1,84 @@
+"""Sphinx settings, and the pages of the rules, written from the table that the command itself reads."""
+
+from pathlib import Path
+
+import attemper
+from attemper.checker.codes import RULES, Rule
+
+HERE = Path(__file__).resolve().parent
+
+project = "attemper"
+author = copyright = "the attemper developers"
+release = version = attemper.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"attemper {release}"
+html_theme_options = {"footer_icons": []}
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # docstrings give shapes and dtypes, which annotations cannot
+autoclass_content = "class"
+add_module_names = False
+napoleon_use_ivar = True
+nitpicky = False
+
+FAMILIES = {
+    "1": "Scale",
+    "2": "Range",
+    "3": "Health of the softmax",
+    "4": "Masks",
+    "5": "Training dynamics",
+}
+
+
+def rule_page(rule: Rule) -> str:
+    """One rule as a page."""
+    return f"""# {rule.code} {rule.name}
+
+{rule.summary}
+
+**Severity:** {rule.severity}
+
+**Why it matters, and how it is decided.** {rule.why}
+
+**What to do.** {rule.remedy}
+
+**Threshold and source.** {rule.source}
+"""
+
+
+def rules_index() -> str:
+    """The table of all rules, by family."""
+    parts = ["# Rules\n\n`attemper rule CODE` prints the same text. A code never changes its meaning.\n"]
+    for digit, title in FAMILIES.items():
+        rules = [rule for rule in RULES if rule.code[3] == digit]
+        if rules:
+            rows = "\n".join(
+                f"| [{rule.code}]({rule.code}.md) | {rule.name} | {rule.severity} | {rule.summary} |" for rule in rules
+            )
+            parts.append(f"## {title}\n\n| code | name | severity | what is found |\n|---|---|---|---|\n{rows}\n")
+    toctree = "\n".join(rule.code for rule in RULES)
+    parts.append(f"```{{toctree}}\n:hidden:\n\n{toctree}\n```\n")
+    return "\n".join(parts)
+
+
+def write_rules(folder: Path) -> None:
+    """Write the pages that changed and remove those whose rule is gone."""
+    folder.mkdir(exist_ok=True)
+    pages = {"index.md": rules_index()} | {f"{rule.code}.md": rule_page(rule) for rule in RULES}
+    for path in folder.glob("*.md"):
+        if path.name not in pages:
+            path.unlink()
+    for name, text in pages.items():
+        path = folder / name
+        if not path.exists() or path.read_text("utf-8") != text:
+            path.write_text(text, "utf-8")
+
+
+unplaced = [rule.code for rule in RULES if rule.code[3] not in FAMILIES]
+if unplaced:
+    raise RuntimeError(f"no family in docs/conf.py for {unplaced}")
+write_rules(HERE / "rules")

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
 import attemper
 from attemper.checker.codes import RULES, Rule
 
@@ -23,7 +25,7 @@ autodoc_typehints = "none"  # docstrings give shapes and dtypes, which annotatio
 autoclass_content = "class"
 add_module_names = False
 napoleon_use_ivar = True
-nitpicky = False
+default_role = "code"
 
 FAMILIES = {
     "1": "Scale",
@@ -82,3 +84,13 @@ unplaced = [rule.code for rule in RULES if rule.code[3] not in FAMILIES]
 if unplaced:
     raise RuntimeError(f"no family in docs/conf.py for {unplaced}")
 write_rules(HERE / "rules")
+
+
+def keep_bars(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """|x| is an absolute value in a docstring, not a substitution."""
+    lines[:] = [line.replace("|", "\\|") for line in lines]
+
+
+def setup(app: Sphinx) -> None:
+    """Sphinx calls this."""
+    app.connect("autodoc-process-docstring", keep_bars)

@@ -1,0 +1,241 @@
+"""The scale rules as arithmetic: which factor belongs on q·k, from a config, the width of q and k, and the layer.
+
+What must hold: a rule is a few lines and reads nothing but its `Site`. Its value is the whole factor between the outputs of the
+projections and the logits, wherever the module applies it; `query` and `key` are the parts that the architecture multiplies into
+q and k itself, needed where q or k could not be followed back to its projection.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Site:
+    """The one attention module that a rule is asked about.
+
+    Attributes:
+        config: the configuration object that the module was built from; any object with attributes, or None.
+        head_dim: width of q and k at the call (not of v: MLA gives v another width).
+        heads: number of query heads at the call.
+        layer: number of the layer, from 0; None where it is not known.
+    """
+
+    config: Any
+    head_dim: int
+    heads: int = 1
+    layer: int | None = None
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One named factor of a scale beside the base, so that a check can say that exactly this one is missing.
+
+    Attributes:
+        name: as it is called in the config; value: the factor on q·k.
+        root: what the square root of the value is called, where applying that instead is a known mistake; "" otherwise.
+    """
+
+    name: str
+    value: float
+    root: str = ""
+
+
+@dataclass(frozen=True)
+class Design:
+    """The scale that an architecture calls for, taken apart.
+
+    Attributes:
+        base: the part that depends on the width, such as 1/sqrt(d_head); None where it is learned and nothing can be expected.
+        factors: further factors on q·k.
+        query, key: what the architecture itself multiplies into q and into k after their projections (part of the value).
+        folded: the weights are initialised with 1/sqrt(d_head) inside, so any scale on top is a second one.
+        by_position: q is also multiplied by a factor that grows with its position and starts at 1.
+        whole_rope: RoPE turns the whole width of q and k, so a factor on its cos and sin scales every product.
+    """
+
+    base: float | None
+    factors: tuple[Factor, ...] = ()
+    query: float = 1.0
+    key: float = 1.0
+    folded: bool = False
+    by_position: bool = False
+    whole_rope: bool = True
+
+    @property
+    def value(self) -> float | None:
+        """The product of the base and all factors."""
+        return None if self.base is None else self.base * math.prod(factor.value for factor in self.factors)
+
+
+def inverse_sqrt(site: Site) -> Design:
+    """1/sqrt(d_head), applied at the call."""
+    return Design(site.head_dim**-0.5)
+
+
+def prescaled(site: Site) -> Design:
+    """1/sqrt(d_head), multiplied into q; the call is given 1.0."""
+    return Design(site.head_dim**-0.5, query=site.head_dim**-0.5)
+
+
+def both_prescaled(site: Site) -> Design:
+    """d_head^(-1/4) on q and again on k; the call is given 1.0."""
+    return Design(site.head_dim**-0.5, query=site.head_dim**-0.25, key=site.head_dim**-0.25)
+
+
+def folded(_: Site) -> Design:
+    """1.0, because the query projection is initialised with 1/sqrt(d_head) inside."""
+    return Design(1.0, folded=True)
+
+
+def one(_: Site) -> Design:
+    """1.0 behind norms on q and k."""
+    return Design(1.0)
+
+
+def inverse_with_log_positions(site: Site) -> Design:
+    """1/d_head behind norms on q and k; in global layers q also grows with the logarithm of its position."""
+    return Design(1.0 / site.head_dim, by_position=True)
+
+
+def query_pre_attn_scalar(site: Site) -> Design:
+    """query_pre_attn_scalar^(-1/2), a number of the config that need not be the head's width (None: the head's width)."""
+    scalar = getattr(site.config, "query_pre_attn_scalar", None)
+    return Design((site.head_dim if scalar is None else scalar) ** -0.5)
+
+
+def attention_multiplier(site: Site) -> Design:
+    """attention_multiplier, a number of the config (None: 1/sqrt(d_head))."""
+    multiplier = getattr(site.config, "attention_multiplier", None)
+    return Design(site.head_dim**-0.5 if multiplier is None else float(multiplier))
+
+
+def half_width(site: Site) -> Design:
+    """(d_head/2)^(-1/2): the attention reads the hidden state and the embeddings side by side, at twice the width."""
+    return Design((site.head_dim / 2) ** -0.5)
+
+
+def gpt2(site: Site) -> Design:
+    """1/sqrt(d_head) if scale_attn_weights, and 1/(layer+1) if scale_attn_by_inverse_layer_idx."""
+    base = site.head_dim**-0.5 if getattr(site.config, "scale_attn_weights", True) else 1.0
+    if not getattr(site.config, "scale_attn_by_inverse_layer_idx", False):
+        return Design(base)
+    if site.layer is None:
+        return Design(None)
+    return Design(base, factors=(Factor("1/(layer+1) of scale_attn_by_inverse_layer_idx", 1.0 / (site.layer + 1)),))
+
+
+def multi_latent(site: Site) -> Design:
+    """1/sqrt(d_nope + d_rope), times mscale^2 where RoPE is stretched: mscale = 0.1 · mscale_all_dim · ln(factor) + 1."""
+    rope = rope_parameters(site.config, site.layer)
+    base = site.head_dim**-0.5
+    all_dim, factor = rope.get("mscale_all_dim") or 0, rope.get("factor") or 1
+    if rope.get("rope_type", "default") == "default" or not all_dim or factor <= 1:
+        return Design(base, whole_rope=False)
+    mscale = 0.1 * all_dim * math.log(factor) + 1.0
+    return Design(base, factors=(Factor("mscale^2", mscale**2, root="mscale"),), whole_rope=False)
+
+
+def multi_latent_by_position(site: Site) -> Design:
+    """As `multi_latent`, and q also grows with its position."""
+    return replace(multi_latent(site), by_position=True)
+
+
+def multi_latent_scaled_latents(site: Site) -> Design:
+    """As `multi_latent`, with q multiplied by sqrt(hidden_size / q_lora_rank) after its projection."""
+    design = multi_latent(site)
+    lift = (site.config.hidden_size / site.config.q_lora_rank) ** 0.5
+    return replace(design, factors=(*design.factors, Factor("sqrt(hidden_size/q_lora_rank) on q", lift)), query=lift)
+
+
+def by_position(site: Site) -> Design:
+    """1/sqrt(d_head), and q also grows with its position."""
+    return Design(site.head_dim**-0.5, by_position=True)
+
+
+def deberta(site: Site) -> Design:
+    """1/sqrt(d_head · (1 + number of position terms)): c2p and p2c each add a term to the same sum."""
+    terms = set(getattr(site.config, "pos_att_type", None) or ()) & {"c2p", "p2c"}
+    return Design((site.head_dim * (1 + len(terms))) ** -0.5)
+
+
+def mpt(site: Site) -> Design:
+    """attn_config.softmax_scale (None: 1/sqrt(d_head))."""
+    scale = getattr(getattr(site.config, "attn_config", None), "softmax_scale", None)
+    return Design(site.head_dim**-0.5 if scale is None else float(scale))
+
+
+def padded(site: Site) -> Design:
+    """1/sqrt(d_head) with d_head from the config: q and k reach the call padded with zeros to a rounder width."""
+    config = site.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return Design(width**-0.5, whole_rope=False)
+
+
+def model_width(site: Site) -> Design:
+    """1/sqrt(d_model), on purpose."""
+    return Design((site.head_dim * site.heads) ** -0.5)
+
+
+def inverse_sqrt_heads(site: Site) -> Design:
+    """1/sqrt(number of heads), multiplied into q; published so."""
+    return Design(site.heads**-0.5, query=site.heads**-0.5)
+
+
+def sqrt_behind_norm(site: Site) -> Design:
+    """sqrt(d_head) on q and k of unit length."""
+    return Design(site.head_dim**0.5)
+
+
+def learned(_: Site) -> Design:
+    """A trained parameter: nothing to compare with."""
+    return Design(None)
+
+
+def rope_parameters(config: Any, layer: int | None) -> dict[str, Any]:
+    """The RoPE settings of one layer: config.rope_parameters (or rope_scaling), which may hold one dictionary a layer type."""
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    types = getattr(config, "layer_types", None)
+    if layer is not None and types and layer < len(types) and isinstance(found.get(types[layer]), dict):
+        found = found[types[layer]]
+    return {**found, "rope_type": found.get("rope_type", found.get("type", "default"))}
+
+
+def with_rope(design: Design, site: Site) -> Design:
+    """The design, times the factor that a stretched RoPE (YaRN, LongRoPE) puts on cos and sin, once for q and once for k.
+
+    YaRN: 0.1 · ln(factor) + 1, or mscale over mscale_all_dim (Peng et al. 2309.00071, section 3.4); LongRoPE:
+    sqrt(1 + ln(factor) / ln(original length)) (Ding et al. 2402.13753); `attention_factor` of the config goes before both.
+    Left alone where RoPE turns only a part of the width or the layer has none.
+    """
+    rope = rope_parameters(site.config, site.layer)
+    no_rope = getattr(site.config, "no_rope_layers", None)
+    skipped = site.layer is not None and no_rope and site.layer < len(no_rope) and not no_rope[site.layer]
+    partial = (rope.get("partial_rotary_factor") or getattr(site.config, "partial_rotary_factor", None) or 1.0) < 1.0
+    if design.base is None or not design.whole_rope or skipped or partial:
+        return design
+    factor = _rope_attention_factor(rope, site.config)
+    if factor == 1.0:
+        return design
+    name = f"{rope['rope_type']} attention factor squared"
+    factors = (*design.factors, Factor(name, factor**2, root=f"{rope['rope_type']} attention factor"))
+    return replace(design, factors=factors, query=design.query * factor, key=design.key * factor)
+
+
+def _rope_attention_factor(rope: dict[str, Any], config: Any) -> float:
+    kind, given = rope["rope_type"], rope.get("attention_factor")
+    if kind not in ("yarn", "longrope") or rope.get("short_mscale") is not None:  # Phi-3.5-MoE brings two factors of its own
+        return 1.0
+    if given is not None:
+        return float(given)
+    original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+    longest = getattr(config, "max_position_embeddings", None)
+    stretch = rope.get("factor") or (longest / original if longest and original else 1.0)
+    if stretch <= 1.0:
+        return 1.0
+    if kind == "longrope":
+        return math.sqrt(1 + math.log(stretch) / math.log(original)) if original else 1.0
+    over, under = rope.get("mscale"), rope.get("mscale_all_dim")
+    if over and under:
+        return (0.1 * over * math.log(stretch) + 1.0) / (0.1 * under * math.log(stretch) + 1.0)
+    return 0.1 * math.log(stretch) + 1.0

@@ -64,7 +64,7 @@ def test_a_public_name_says_what_it_takes(name: str) -> None:
     assert own, f"attemper.{name} inherits its docstring"
     takes = [parameter for parameter in inspect.signature(thing).parameters if parameter != "self"]
     assert not takes or "Args:" in doc or "Attributes:" in doc, f"attemper.{name} does not list its arguments"
-    missing = [parameter for parameter in takes if not re.search(rf"\b{parameter}\b", doc)]
+    missing = [parameter for parameter in takes if not re.search(rf"\b{parameter}(, \w+)*:", doc)]
     assert not missing, f"the docstring of attemper.{name} leaves out {missing}"
     if "Tensor" in str(inspect.signature(thing)):
         assert re.search(r"\[[^\]]*\b(queries|heads|batch)\b[^\]]*\]", doc), f"the docstring of attemper.{name} shows no shape"

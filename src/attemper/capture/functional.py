@@ -1,0 +1,126 @@
+"""Seam: `F.scaled_dot_product_attention` in any module, however it was imported, and direct `F.multi_head_attention_forward`.
+
+A torch function mode sees the one built-in function behind every name of it, with its arguments as they were given; the
+function itself runs unchanged. While a mode is entered, torch switches the fused paths of its own transformer modules off,
+and their outputs change by rounding; so those modules lift it (see multihead). The mode also notices a softmax over logits
+in code that no seam reaches.
+"""
+
+import inspect
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+
+from attemper.capture.multihead import tell_functional
+from attemper.capture.recorder import Recorder
+
+_SDPA = {
+    F.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+}
+_SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+_NORM = {F.layer_norm, F.rms_norm, F.normalize, torch.layer_norm, torch.rms_norm}
+_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+_MULTIHEAD = inspect.signature(F.multi_head_attention_forward)
+
+
+class FunctionalSeam(TorchFunctionMode):
+    """Tells the recorder of attention calls; every function runs as it would have."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.entered = False
+
+    def switch(self, on: bool) -> bool:
+        """Enter or lift the mode; returns how it was. A mode that a model entered above it stays where it is."""
+        before = self.entered
+        if on and not before:
+            self.__enter__()
+            self.entered = True
+        elif before and not on and _get_current_function_mode() is self:
+            self.__exit__(None, None, None)
+            self.entered = False
+        return before
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if self.recorder.listening:
+            self._notice(func, args, kwargs, output)
+        return output
+
+    def _notice(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if func in _SDPA:
+            self._tell(dict(zip(_ARGUMENTS, args, strict=False)) | kwargs)
+        elif func is _MULTIHEAD_FORWARD:
+            tell_functional(self.recorder, None, _MULTIHEAD.bind(*args, **kwargs).arguments)
+        elif func in _SOFTMAX:
+            self._softmax(args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs.get("dim"))
+        elif self.recorder.follow and func in _NORM:
+            self.recorder.keep("norm", output)
+        elif getattr(func, "__name__", "") == "flex_attention":
+            self.recorder.refuse(self.recorder.running(), "it calls flex_attention, which capture does not describe")
+
+    def _tell(self, given: dict[str, Any]) -> None:
+        recorder = self.recorder
+        name = recorder.running()
+        query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
+        if query.is_nested or key.is_nested:
+            recorder.refuse(name, "it calls scaled_dot_product_attention on nested tensors, which capture does not describe")
+            return
+        leading = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
+        heads = (query.shape[-3],) if query.ndim > 2 else ()
+        scale = given.get("scale")
+        recorder.tell(
+            name,
+            seam="sdpa",
+            query=_four(query, leading),
+            key=_four(key, leading),
+            value=_four(value, leading),
+            attn_mask=None if mask is None else _four_of_mask(mask, leading, heads),
+            is_causal=bool(given.get("is_causal", False)),
+            scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+            scale_given=scale,
+            dropout_p=given.get("dropout_p", 0.0),
+            self_attention=not crosses(recorder, name),
+        )
+
+    def _softmax(self, logits: Tensor, dim: int | None) -> None:
+        if logits.ndim < 4 or dim not in (-1, logits.ndim - 1):
+            return  # routers and samplers have fewer dimensions
+        frames = self.recorder.frames
+        if frames and isinstance(frames[-1].module, nn.Softmax):
+            frames = frames[:-1]
+        if frames:
+            self.recorder.softmaxes.add(frames[-1].name)
+
+
+_MULTIHEAD_FORWARD = F.multi_head_attention_forward
+_CROSS = ("cross", "encoder_attn", "encdec", "enc_dec", "encoder_decoder", "encoder_attention")
+
+
+def crosses(recorder: Recorder, name: str) -> bool:
+    """Whether a module's name, its parent's, or one of their classes says that it attends to another sequence."""
+    words = [".".join(name.split(".")[-2:])] + [type(frame.module).__name__ for frame in recorder.frames[-2:]]
+    return any(mark in word.lower() for word in words for mark in _CROSS)
+
+
+def _four(tensor: Tensor, leading: torch.Size) -> Tensor:
+    """[batch, heads, tokens, width]: dimension −3 is heads, everything before it is batch."""
+    if tensor.ndim < 4:
+        return tensor.reshape((1,) * (4 - tensor.ndim) + tensor.shape)
+    return tensor.expand(*leading, *tensor.shape[-3:]).flatten(0, -4)
+
+
+def _four_of_mask(mask: Tensor, leading: torch.Size, heads: tuple[int, ...]) -> Tensor:
+    if mask.ndim < 4:
+        return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    if len(leading) < 2:
+        return mask
+    return mask.expand(*leading, *mask.shape[-3:]).flatten(0, -4)

@@ -1,0 +1,63 @@
+"""What capture did not see: attention-like modules that ran, or never ran, without a call, and why."""
+
+import re
+
+import torch
+from torch import nn
+
+from attemper.capture.record import Unseen
+from attemper.capture.recorder import Recorder
+
+_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
+_PART = re.compile(r"(norm|dropout|embeddings?|bias|mask|output)$", re.IGNORECASE)  # parts that carry the word and do not attend
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
+_IN_SCRIPT = re.compile(r"softmax|scaled_dot_product_attention|multi_head_attention|baddbmm")
+
+
+def find_unseen(model: nn.Module, recorder: Recorder) -> tuple[Unseen, ...]:
+    """One entry for each place, the innermost that is known, in the model's own order."""
+    reasons: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            reasons |= _of_script(name, module, reasons)
+        elif name in recorder.refused:
+            reasons[name] = recorder.refused[name]
+        elif name in recorder.softmaxes and name not in recorder.covered:
+            reasons[name] = "it computes its attention in its own code: a softmax over logits ran, and no call that capture sees"
+    if "" in recorder.refused:
+        reasons[""] = recorder.refused[""]
+    alike = {name: module for name, module in model.named_modules() if _is_attention(module) and name not in recorder.covered}
+    for name in alike:
+        if _any_inside(name, reasons) or _inside_any(name, reasons):
+            continue
+        if recorder.ran[name]:
+            reasons[name] = "it ran, and neither a call that capture sees nor a softmax over logits was seen in it"
+        elif not _any_inside(name, recorder.ran):
+            reasons[name] = "it never ran"
+    order = {name: place for place, (name, _) in enumerate(model.named_modules())}
+    return tuple(Unseen(name, reasons[name]) for name in sorted(reasons, key=lambda name: order.get(name, 0)))
+
+
+def _is_attention(module: nn.Module) -> bool:
+    kind = type(module).__name__
+    return bool(_ATTENTION.search(kind)) and not _PART.search(kind) and not isinstance(module, _CONTAINERS)
+
+
+def _of_script(name: str, module: torch.jit.ScriptModule, reasons: dict[str, str]) -> dict[str, str]:
+    if _inside_any(name, reasons):
+        return {}
+    graph = getattr(module, "inlined_graph", None)
+    if graph is None or not _IN_SCRIPT.search(str(graph)):
+        return {}
+    return {name: "it is compiled by TorchScript, which runs outside Python: calls inside it cannot be seen"}
+
+
+def _any_inside(name: str, names: "dict[str, str] | dict[str, int]") -> bool:
+    """Whether one of `names` lies below `name`."""
+    prefix = f"{name}." if name else ""
+    return any(each.startswith(prefix) and each != name for each in names)
+
+
+def _inside_any(name: str, names: dict[str, str]) -> bool:
+    """Whether `name` lies below one of `names`."""
+    return any(name.startswith(f"{each}.") for each in names if each)

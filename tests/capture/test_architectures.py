@@ -1,0 +1,81 @@
+"""Every architecture of the sweep: capture changes nothing, counts right, and its records say what was computed."""
+
+import contextlib
+
+import pytest
+import torch
+
+from attemper.capture import AttentionCall, capture
+from tests.capture.architectures import ARCHITECTURES, BYPASSING, SEEN, build
+from tests.capture.watching import agrees, logged_results, same, tensors
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own, about kernels that are not installed
+
+EVERY = [(name, attn) for name in ARCHITECTURES for attn in ARCHITECTURES[name].attn]
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize(("name", "attn"), EVERY)
+def test_outputs_are_identical_and_calls_are_counted(name: str, attn: str, padding: str) -> None:
+    model, inputs = build(name, attn=attn, padding=padding, gain=6.0)
+    before = (model.config.to_dict(), model.config._attn_implementation)
+    calls: list[AttentionCall] = []
+    with torch.no_grad():
+        plain = model(**inputs)
+        with capture(model, calls.append, follow_projections=True) as seen:
+            captured = model(**inputs)
+        after = model(**inputs)
+    assert same(plain, captured)
+    assert same(plain, after)
+    assert seen.calls == len(calls) == ARCHITECTURES[name].calls
+    assert [call.order for call in calls] == list(range(len(calls)))
+    assert len({(call.module, call.call) for call in calls}) == len(calls)
+    assert (model.config.to_dict(), model.config._attn_implementation) == before
+
+
+@pytest.mark.parametrize(("name", "attn"), EVERY)
+def test_training_is_identical_with_dropout_and_gradients(name: str, attn: str) -> None:
+    results = []
+    for observed in (False, True):
+        model, inputs = build(name, attn=attn, gain=3.0, dropout=0.25)
+        model.train()
+        torch.manual_seed(11)
+        context = capture(model, lambda call: call.row_stats()) if observed else contextlib.nullcontext()
+        with context:
+            output = model(**inputs)
+        torch.stack([tensor.float().square().mean() for tensor in tensors(output)]).sum().backward()
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        results.append((tensors(output), gradients, torch.get_rng_state()))
+    assert same(results[0], results[1])
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize(("name", "attn"), [(name, attn) for name, attn in EVERY if name in SEEN])
+def test_a_record_reproduces_what_the_attention_function_gave(name: str, attn: str, padding: str) -> None:
+    model, inputs = build(name, attn=attn, padding=padding, gain=6.0)
+    calls: list[AttentionCall] = []
+    with torch.no_grad(), capture(model, calls.append), logged_results() as results:
+        model(**inputs)
+    calls = [call for call in calls if call.seam != "multihead"]
+    assert len(calls) == len(results) > 0
+    for call, result in zip(calls, results, strict=True):
+        agrees(call, result)
+
+
+@pytest.mark.parametrize("name", BYPASSING)
+def test_what_bypasses_every_seam_is_reported(name: str) -> None:
+    model, inputs = build(name)
+    with torch.no_grad(), capture(model, lambda call: None) as seen:
+        model(**inputs)
+    layers = 3 if name == "swinv2" else 2
+    assert seen.calls == 0
+    assert len(seen.unseen()) == layers, seen.unseen()
+    assert all("own code: a softmax over logits ran" in each.reason or "ran" in each.reason for each in seen.unseen())
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_what_is_seen_is_not_reported_as_unseen(name: str) -> None:
+    model, inputs = build(name)
+    with torch.no_grad(), capture(model, lambda call: None) as seen:
+        model(**inputs)
+    assert seen.unseen() == ()

@@ -71,6 +71,13 @@ def test_commands_in_the_documents_exist() -> None:
             assert not option.startswith("-") or option in text, f"{path}: attemper {verb} --help does not know {option}"
 
 
+def test_options_of_check_are_in_its_document() -> None:
+    options = set(re.findall(r"--[a-z][a-z-]+", help_of("check"))) - {"--help"}
+    text = (ROOT / "docs" / "check.md").read_text("utf-8")
+    assert options
+    assert not {option for option in options if f"`{option}" not in text}
+
+
 def test_make_targets_in_the_documents_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     used = {(path, words[1]) for path, line in command_lines() if len(words := line.split()) > 1 and words[0] == "make"}

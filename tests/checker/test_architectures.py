@@ -110,6 +110,7 @@ MEASURED = (
     *(Measured(name, _LLAMA, **_NORMS) for name in ("qwen3", "gemma3", "gemma4", "gemma3n", "olmo2", "cohere", "exaone4")),
     Measured("gemma3", _LLAMA, **_NORMS, config=(("query_pre_attn_scalar", 29),)),
     Measured("llama4", _LLAMA, config=(("use_qk_norm", False), ("no_rope_layers", [0, 0]), ("floor_scale", 8192))),
+    Measured("zamba2", "model.layers.2.shared_transformer.self_attn", positions=False),
     Measured("opt", "model.decoder.layers.{}.self_attn", positions=False),
     Measured("gpt_neo", "transformer.h.{}.attn.attention", positions=False),
     Measured("gpt2", "transformer.h.{}.attn", query="c_attn", key="c_attn"),

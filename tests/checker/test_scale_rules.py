@@ -39,6 +39,7 @@ def value(design: Design) -> float:
         (rules.model_width(site()), 65**-0.5),
         (rules.inverse_sqrt_heads(site()), 5**-0.5),
         (rules.sqrt_behind_norm(site()), 13**0.5),
+        (rules.qk_scale_factor(site(qk_scale_factor=3.87)), 3.87 * 13**-0.5),
     ],
 )
 def test_a_rule_is_its_formula(design: Design, expected: float) -> None:

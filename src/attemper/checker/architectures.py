@@ -67,7 +67,7 @@ _INVERSE_SQRT = """
     voxtral_realtime wav2vec2 wav2vec2_bert wav2vec2_conformer x_clip xcodec2 xlm_roberta xlm_roberta_xl xmod yolos
     zaya zoedepth clip_text_model clip_vision_model siglip_text_model siglip_vision_model llama4_vision_model
     data2vec-text data2vec-vision data2vec-audio sam sam_hq modernbert xlm-roberta blip_2_qformer gpt_neox_japanese
-    aimv2 muse_spark_text muse_glimmer_text cpmant ibert openai xlnet
+    aimv2 cpmant ibert openai xlnet
 """
 
 ARCHITECTURES: tuple[Architecture, ...] = (
@@ -209,6 +209,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         rules.sqrt_behind_norm,
         "ngpt",
         "Loshchilov et al. 2410.01131, section 2.3.2",
+    ),
+    Architecture(
+        "1/sqrt(d_head) · qk_scale_factor behind norms on q and k",
+        rules.qk_scale_factor,
+        "muse_spark_text muse_glimmer_text",
+        f"{_ONE_FILE}: qk_norm(q) * qk_scale_factor",
     ),
     Architecture(
         "learned",

@@ -100,13 +100,13 @@ def inverse_with_log_positions(site: Site) -> Design:
 
 def query_pre_attn_scalar(site: Site) -> Design:
     """query_pre_attn_scalar^(-1/2), a number of the config that need not be the head's width (None: the head's width)."""
-    scalar = getattr(site.config, "query_pre_attn_scalar", None)
+    scalar = setting(site.config, "query_pre_attn_scalar")
     return Design((site.head_dim if scalar is None else scalar) ** -0.5)
 
 
 def attention_multiplier(site: Site) -> Design:
     """attention_multiplier, a number of the config (None: 1/sqrt(d_head))."""
-    multiplier = getattr(site.config, "attention_multiplier", None)
+    multiplier = setting(site.config, "attention_multiplier")
     return Design(site.head_dim**-0.5 if multiplier is None else float(multiplier))
 
 
@@ -117,8 +117,8 @@ def half_width(site: Site) -> Design:
 
 def gpt2(site: Site) -> Design:
     """1/sqrt(d_head) if scale_attn_weights, and 1/(layer+1) if scale_attn_by_inverse_layer_idx."""
-    base = site.head_dim**-0.5 if getattr(site.config, "scale_attn_weights", True) else 1.0
-    if not getattr(site.config, "scale_attn_by_inverse_layer_idx", False):
+    base = site.head_dim**-0.5 if setting(site.config, "scale_attn_weights", True) else 1.0
+    if not setting(site.config, "scale_attn_by_inverse_layer_idx", False):
         return Design(base)
     if site.layer is None:
         return Design(None)
@@ -155,20 +155,20 @@ def by_position(site: Site) -> Design:
 
 def deberta(site: Site) -> Design:
     """1/sqrt(d_head · (1 + number of position terms)): c2p and p2c each add a term to the same sum."""
-    terms = set(getattr(site.config, "pos_att_type", None) or ()) & {"c2p", "p2c"}
+    terms = set(setting(site.config, "pos_att_type") or ()) & {"c2p", "p2c"}
     return Design((site.head_dim * (1 + len(terms))) ** -0.5)
 
 
 def mpt(site: Site) -> Design:
     """attn_config.softmax_scale (None: 1/sqrt(d_head))."""
-    scale = getattr(getattr(site.config, "attn_config", None), "softmax_scale", None)
+    scale = getattr(setting(site.config, "attn_config"), "softmax_scale", None)
     return Design(site.head_dim**-0.5 if scale is None else float(scale))
 
 
 def padded(site: Site) -> Design:
     """1/sqrt(d_head) with d_head from the config: q and k reach the call padded with zeros to a rounder width."""
     config = site.config
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = setting(config, "head_dim") or config.hidden_size // config.num_attention_heads
     return Design(width**-0.5, whole_rope=False)
 
 
@@ -187,15 +187,29 @@ def sqrt_behind_norm(site: Site) -> Design:
     return Design(site.head_dim**0.5)
 
 
+def qk_scale_factor(site: Site) -> Design:
+    """1/sqrt(d_head) · qk_scale_factor, the latter multiplied into q behind its norm."""
+    factor = float(setting(site.config, "qk_scale_factor") or 1.0)
+    return Design(site.head_dim**-0.5, factors=(Factor("qk_scale_factor", factor),), query=factor)
+
+
 def learned(_: Site) -> Design:
     """A trained parameter: nothing to compare with."""
     return Design(None)
 
 
+def setting(config: Any, name: str, default: Any = None) -> Any:
+    """A field of a config, or the default; a config whose layers differ refuses some fields with a RuntimeError."""
+    try:
+        return getattr(config, name, default)
+    except RuntimeError:
+        return default
+
+
 def rope_parameters(config: Any, layer: int | None) -> dict[str, Any]:
     """The RoPE settings of one layer: config.rope_parameters (or rope_scaling), which may hold one dictionary a layer type."""
-    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    types = getattr(config, "layer_types", None)
+    found = setting(config, "rope_parameters") or setting(config, "rope_scaling") or {}
+    types = setting(config, "layer_types")
     if layer is not None and types and layer < len(types) and isinstance(found.get(types[layer]), dict):
         found = found[types[layer]]
     return {**found, "rope_type": found.get("rope_type", found.get("type", "default"))}
@@ -209,9 +223,9 @@ def with_rope(design: Design, site: Site) -> Design:
     Left alone where RoPE turns only a part of the width or the layer has none.
     """
     rope = rope_parameters(site.config, site.layer)
-    no_rope = getattr(site.config, "no_rope_layers", None)
+    no_rope = setting(site.config, "no_rope_layers")
     skipped = site.layer is not None and no_rope and site.layer < len(no_rope) and not no_rope[site.layer]
-    partial = (rope.get("partial_rotary_factor") or getattr(site.config, "partial_rotary_factor", None) or 1.0) < 1.0
+    partial = (rope.get("partial_rotary_factor") or setting(site.config, "partial_rotary_factor") or 1.0) < 1.0
     if design.base is None or not design.whole_rope or skipped or partial:
         return design
     factor = _rope_attention_factor(rope, site.config)
@@ -228,8 +242,8 @@ def _rope_attention_factor(rope: dict[str, Any], config: Any) -> float:
         return 1.0
     if given is not None:
         return float(given)
-    original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
-    longest = getattr(config, "max_position_embeddings", None)
+    original = rope.get("original_max_position_embeddings") or setting(config, "original_max_position_embeddings")
+    longest = setting(config, "max_position_embeddings")
     stretch = rope.get("factor") or (longest / original if longest and original else 1.0)
     if stretch <= 1.0:
         return 1.0

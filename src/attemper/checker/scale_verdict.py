@@ -27,7 +27,8 @@ class Applied:
 
     Attributes:
         passed: the factor that the call itself applies.
-        query, key: the factor by which q and k were multiplied since their projections; None where that is not known.
+        query, key: the factor by which q and k were multiplied since their projections, or since the norm behind them; None
+            where that is not known.
         query_norm, key_norm: whether a norm lies between the projection and the call.
     """
 
@@ -55,9 +56,9 @@ class Verdict:
 
 
 def effective_scale(applied: Applied, design: Design) -> float:
-    """passed · query · key; a factor that is unknown, hidden by a norm or growing with position counts as the design's own."""
-    query = design.query if applied.query is None or applied.query_norm or _varies(applied.query, design) else applied.query
-    key = design.key if applied.key is None or applied.key_norm else applied.key
+    """passed · query · key; a factor that is unknown or grows with position counts as the design's own."""
+    query = design.query if applied.query is None or _varies(applied.query, design) else applied.query
+    key = design.key if applied.key is None else applied.key
     return applied.passed * query * key
 
 
@@ -76,10 +77,7 @@ def judge(applied: Applied, design: Design, head_dim: int, *, certain: bool = Tr
     if not math.isfinite(effective):
         return Verdict("ATT104", Severity.ERROR, effective, expected, "it is not a finite number")
     off = abs(effective / expected - 1)
-    measured = any(
-        factor not in (None, 1.0) and not norm
-        for factor, norm in ((applied.query, applied.query_norm), (applied.key, applied.key_norm))
-    )
+    measured = any(factor is not None and abs(factor - 1) > EXACT for factor in (applied.query, applied.key))
     if off <= (MEASURED if measured else EXACT):
         return None
     if off <= MEASURED:
@@ -120,8 +118,8 @@ def _mistakes(
             root = math.sqrt(factor.value)
             yield "ATT104", value / root, f"{factor.root} = {root:.5g} is applied once instead of twice"
     if not math.isclose(base, 1.0):
-        for unscaled in (value / base, 1.0):
-            yield "ATT101", unscaled, "no scale is applied"
+        yield "ATT101", 1.0, "no scale is applied"
+        yield "ATT101", value / base, f"only the {' and the '.join(f.name for f in design.factors)} is applied, no scale beside"
     for width in sorted(widths - {head_dim}):
         for others in (value / base, 1.0):
             cause = f"it is 1/sqrt({width}), the width of the model, where the width of a head ({head_dim}) belongs"
@@ -141,7 +139,7 @@ def _mistakes(
 
 def _scales_in_two_places(applied: Applied, design: Design) -> bool:
     """Whether the call scales and q or k arrive scaled, and one of the two is not the architecture's own doing."""
-    if applied.query is None or applied.key is None or applied.query_norm or applied.key_norm:
+    if applied.query is None or applied.key is None:
         return False
     carried, own = applied.query * applied.key, design.query * design.key
     passed, own_passed = applied.passed, (design.value or math.nan) / own

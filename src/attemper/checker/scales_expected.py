@@ -45,7 +45,7 @@ def expected_scale(
     Returns:
         The expectation. An architecture that is not in the table gets 1/sqrt(d_head), not certain.
     """
-    around = _modules_around(model, module_name)
+    around = modules_around(model, module_name)
     module = around[0]
     if isinstance(module, nn.MultiheadAttention):
         source = "torch.nn.MultiheadAttention; Vaswani et al. 2017, section 3.2.1"
@@ -55,12 +55,18 @@ def expected_scale(
     for name in (type(module).__name__, getattr(config, "model_type", ""), _package_of(module)):
         row: Architecture | None = architecture(name) if isinstance(name, str) else None
         if row is not None:
-            return ExpectedScale(with_rope(row.design(site), site), row.rule, row.source.format(name=name), True, name)
+            return _held_against(row.design(site), row.rule, row.source.format(name=name), site, name)
     source = "Vaswani et al. 2017, section 3.2.1; the architecture is not in attemper's table"
-    return ExpectedScale(with_rope(inverse_sqrt(site), site), "1/sqrt(d_head)", source, certain=False)
+    return _held_against(inverse_sqrt(site), "1/sqrt(d_head)", source, site, "")
 
 
-def _modules_around(model: nn.Module, name: str) -> list[nn.Module]:
+def _held_against(plain: Design, rule: str, source: str, site: Site, name: str) -> ExpectedScale:
+    design = with_rope(plain, site)
+    rule += "".join(f", times the {factor.name}" for factor in design.factors[len(plain.factors) :])
+    return ExpectedScale(design, rule, source, certain=name != "", architecture=name)
+
+
+def modules_around(model: nn.Module, name: str) -> list[nn.Module]:
     """The named module, then everything that holds it, innermost first. A name that does not exist means the model."""
     modules = [model]
     for part in filter(None, name.split(".")):

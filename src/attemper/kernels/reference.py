@@ -23,17 +23,19 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
     """The gradients, by autograd through the definition."""
     with torch.enable_grad():
         query, key, value, mask, scale, sinks = (_leaf(tensor, need) for tensor, need in zip(inputs, needs, strict=True))
-        assert query is not None and key is not None and scale is not None
+        assert query is not None
+        assert key is not None
+        assert scale is not None
         leaves = Inputs(query, key, value, mask, scale, sinks)
         output, rows = _attention(leaves, rules)
         pairs = [
             (tensor, gradient.to(tensor.dtype))
             for tensor, gradient in zip((output, rows.lse, rows.entropy), upstream, strict=True)
-            if tensor is not None and gradient is not None
+            if tensor is not None and gradient is not None and tensor.requires_grad
         ]
         wanted = [leaf for leaf, need in zip(leaves, needs, strict=True) if leaf is not None and need]
-        tensors, gradients = zip(*pairs, strict=True)
-        found = iter(torch.autograd.grad(tensors, wanted, gradients, materialize_grads=True))
+        outputs, gradients = [tensor for tensor, _ in pairs], [gradient for _, gradient in pairs]
+        found = iter(torch.autograd.grad(outputs, wanted, gradients, materialize_grads=True))
     return Gradients(*(next(found) if need else None for need in needs))
 
 
@@ -53,23 +55,30 @@ def _attention(inputs: Inputs, rules: Rules) -> tuple[Tensor | None, RowStats]:
     seen = None if visible is None else visible.expand(batch, heads, queries, keys)
 
     products = _products(query, key, seen)
-    logits = logits_of(products, inputs.scale, rules.softcap, bias)
-    rows = RowStats.from_logits(logits, seen, products, inputs.sinks)
+    scale = _per_row(inputs.scale, batch, heads, queries)
+    sinks = None if inputs.sinks is None else _per_row(inputs.sinks.unsqueeze(-1), batch, heads, queries)
+    logits = logits_of(products, scale, rules.softcap, bias)
+    rows = RowStats.from_logits(logits, seen, products, sinks)
     if value is None:
         return None, rows
 
     # The shift is taken off before anything is multiplied in; an empty row has no weights, not NaN.
-    top = rows.max if inputs.sinks is None else torch.maximum(rows.max, inputs.sinks.detach().unsqueeze(-1))
+    top = rows.max if sinks is None else torch.maximum(rows.max, sinks.detach())
     shift = torch.where(top == -torch.inf, 0.0, top).unsqueeze(-1)
     shifted = logits - shift if seen is None else torch.where(seen, logits - shift, -torch.inf)
     exponentials = torch.exp(shifted)
     total = exponentials.sum(-1, keepdim=True)
-    if inputs.sinks is not None:
-        total = total + torch.exp(inputs.sinks.reshape(-1, 1, 1) - shift)
+    if sinks is not None:
+        total = total + torch.exp(sinks.unsqueeze(-1) - shift)
     weights = exponentials / torch.where(total == 0.0, 1.0, total)
     if rules.dropout_p > 0.0:
         weights = weights * keep_factor(rules.seed, rules.dropout_p, batch, heads, whole, dtype=dtype, device=query.device)
     return _weighted(weights, value, seen), rows
+
+
+def _per_row(tensor: Tensor, batch: int, heads: int, queries: int) -> Tensor:
+    """The tensor for every row, by way of float64: what flows back adds up in it over the rows."""
+    return tensor.double().expand(batch, heads, queries).to(tensor.dtype)
 
 
 # In the two products an invisible pair must not multiply: 0·NaN is NaN, forward and backward. Where something is not finite

@@ -176,10 +176,10 @@ class RowStats:
         """The record of the sink alone: count 0, lse = sink, p2 = p3 = 1, entropy 0. Merge it once, last.
 
         Args:
-            sinks: [heads], logits of the sinks, in the dtype of the record.
+            sinks: [heads] or [..., heads, queries], logits of the sinks, in the dtype of the record.
             shape: (..., heads, queries) of the record.
         """
-        lse = sinks.unsqueeze(-1).expand(shape)
+        lse = (sinks.unsqueeze(-1) if sinks.ndim == 1 else sinks).expand(shape)
         record = RowStats.empty(shape, dtype=sinks.dtype, device=sinks.device)
         for name in ("p2", "p3"):
             record._field(name).fill_(1.0)
@@ -195,8 +195,10 @@ class RowStats:
             logits: z, [..., heads, queries, keys], float32 or float64; values at invisible places are ignored.
             visible: bool, broadcastable to `logits`; None: all.
             products: q·k before the scale, like `logits`; None: the logits stand in for them.
-            sinks: [heads], one further logit per head that takes weight; None: no sink.
+            sinks: [heads] or [..., heads, queries], one further logit that takes weight; None: no sink.
         """
+        if sinks is not None and sinks.ndim == 1:
+            sinks = sinks.unsqueeze(-1)
         seen = torch.ones_like(logits, dtype=torch.bool) if visible is None else visible.expand(logits.shape)
         products = logits if products is None else products
         if logits.shape[-1] == 0:
@@ -207,31 +209,26 @@ class RowStats:
             hidden = torch.where(seen, logits, -math.inf)
             largest, argmax = hidden.max(-1)
             seen_products = products.detach()
-            divisor = count.clamp(min=1).to(logits.dtype)
-            pivot = torch.where(torch.isfinite(largest), largest, 0.0).unsqueeze(-1)
-            from_pivot = torch.where(seen, logits - pivot, 0.0)
-            mean_from_pivot = from_pivot.sum(-1) / divisor
-            deviation = torch.where(seen, from_pivot - mean_from_pivot.unsqueeze(-1), 0.0)
-            mean = torch.where(count > 0, pivot.squeeze(-1) + mean_from_pivot, 0.0)
+            mean, var = moments(logits, seen, count.to(logits.dtype))
 
-        top = largest if sinks is None else torch.maximum(largest, sinks.detach().unsqueeze(-1))
+        top = largest if sinks is None else torch.maximum(largest, sinks.detach())
         shift = torch.where(top == -math.inf, 0.0, top)
         shifted = torch.where(seen, logits - shift.unsqueeze(-1), -math.inf)
         weight = torch.exp(shifted)
         total = weight.sum(-1)
-        weighted = (weight * torch.where(seen, shifted, 0.0)).sum(-1)
         squares, cubes = weight.square().sum(-1), weight.pow(3).sum(-1)
         if sinks is not None:
-            at_sink = sinks.unsqueeze(-1) - shift
+            at_sink = sinks - shift
             sink_weight = torch.exp(at_sink)
             total = total + sink_weight
-            weighted = weighted + sink_weight * torch.where(at_sink == -math.inf, 0.0, at_sink)
             squares, cubes = squares + sink_weight.square(), cubes + sink_weight.pow(3)
         nothing = top == -math.inf
         safe = torch.where(nothing, 1.0, total)
         log_total = torch.log(safe)
         lse = torch.where(nothing, -math.inf, shift + log_total)
-        entropy = torch.where(nothing, 0.0, log_total - weighted / safe)
+        entropy = _surprise(weight / safe.unsqueeze(-1), shifted, log_total.unsqueeze(-1)).sum(-1)
+        if sinks is not None:
+            entropy = entropy + _surprise(sink_weight / safe, at_sink, log_total)
         with torch.no_grad():
             rest = torch.stack(
                 [
@@ -240,7 +237,7 @@ class RowStats:
                     torch.where(seen, logits, math.inf).amin(-1),
                     torch.where(count > 0, argmax, -1).to(logits.dtype),
                     mean,
-                    deviation.square().sum(-1) / divisor,
+                    var,
                     squares / safe.square(),
                     cubes / safe.pow(3),
                     torch.where(seen, seen_products, -math.inf).amax(-1),
@@ -256,6 +253,32 @@ pytree.register_pytree_node(
     lambda tensors, sink: RowStats(*tensors, sink=sink),
     serialized_type_name="attemper.stats.RowStats",
 )
+
+
+def _surprise(p: Tensor, shifted: Tensor, log_total: Tensor) -> Tensor:
+    # −p ln p from what ln p is made of; 0 where p is.
+    return p * torch.where(p == 0.0, 0.0, log_total - torch.where(p == 0.0, 0.0, shifted))
+
+
+def moments(logits: Tensor, visible: Tensor | None, count: Tensor) -> tuple[Tensor, Tensor]:
+    """(mean, population variance) over the visible keys, each counted once; 0 and 0 for an empty row.
+
+    In two passes about the mean of the first, whose own rounding the second takes out: a common offset of the logits costs
+    neither figure its digits.
+
+    Args:
+        logits: [..., queries, keys]; visible: bool, broadcastable to it, or None for all; count: [..., queries], in the dtype of
+            the logits, how many are visible.
+    """
+    divisor = count.clamp(min=1.0)
+
+    def mean_of(values: Tensor) -> Tensor:
+        return (values if visible is None else torch.where(visible, values, 0.0)).sum(-1) / divisor
+
+    first = mean_of(logits)
+    deviation = logits - first.unsqueeze(-1)
+    correction = mean_of(deviation)
+    return first + correction, (mean_of(deviation.square()) - correction.square()).clamp(min=0.0)
 
 
 def merge_rows(a: RowStats, b: RowStats) -> RowStats:

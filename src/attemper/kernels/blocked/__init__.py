@@ -2,10 +2,10 @@
 
 What it must hold:
 - no tensor of queries × keys elements exists beyond one tile;
-- the maximum is subtracted before anything is multiplied in, and the backward pass gets it and log Σ e^(z − max) apart, since
-  their sum rounds away at large logits;
+- the maximum is subtracted before anything is multiplied in, and the backward pass gets it and Σ e^(z − max) apart, since lse,
+  their sum in logarithms, rounds away at large logits;
 - sums within a tile start from zero and are then added to the running ones, which keeps their error from growing with N;
-- mean and variance are formed about a pivot of the row, so that a common offset does not cancel in them.
+- mean and variance are formed in two passes within a tile and joined by Chan's rule, so that a common offset does not cancel.
 """
 
 from attemper.kernels.blocked.backward import backward

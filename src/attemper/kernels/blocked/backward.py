@@ -39,8 +39,8 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
         for tile in tiles(rules, start, end, keys):
             of_tile = tile_logits(inputs, rules, tile, query)
             visible = of_tile.folded_visible(kv_heads)
-            log_weights = of_tile.logits - rows.shift[..., start:end, None] - rows.log_total[..., start:end, None]
-            weights = of_tile.hide(torch.exp(log_weights), 0.0)
+            shifted = of_tile.logits - rows.shift[..., start:end, None]
+            weights = of_tile.hide(torch.exp(shifted) / rows.total[..., start:end, None], 0.0)
 
             d_weights: Tensor | float = 0.0
             if d_output is not None and inputs.value is not None:
@@ -51,7 +51,7 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
                     kept = fold_groups(weights if keep is None else weights * keep, kv_heads)
                     growing.value[:, :, tile.key_start : tile.key_end] += _transposed_sum(kept, d_output, visible)
 
-            d_logits = of_tile.hide(rows.logit_gradient(weights, log_weights, d_weights, start, end), 0.0)
+            d_logits = of_tile.hide(rows.logit_gradient(weights, shifted, d_weights, start, end), 0.0)
             if needs.mask:
                 _add_reduced(mask_part(growing.mask, tile), d_logits)
             scale = scale_of(inputs, tile).unsqueeze(-1)
@@ -84,8 +84,9 @@ class _RowTerms:
 
     def __init__(self, inputs: Inputs, result: Forward, upstream: Upstream) -> None:
         dtype = inputs.compute_dtype
-        self.shift, self.log_total, product_max = result.saved[:3]
-        self.entropy = result.entropy
+        self.shift, self.total, product_max = result.saved[:3]
+        # ln p + H = (z − max) + this: the two large parts of ln p never meet.
+        self.surprise = result.entropy - torch.log(self.total)
         self.empty = result.lse == -math.inf
         # Any finite number near the products serves; it only keeps their differences small.
         self.product_pivot = torch.where(torch.isfinite(product_max), product_max, 0.0)
@@ -93,20 +94,23 @@ class _RowTerms:
         self.d_entropy = None if upstream.entropy is None else upstream.entropy.to(dtype)
         self.constant = self.d_lse
         if upstream.output is not None and len(result.saved) == 4:
-            self.constant = self.d_lse - (result.saved[3] * upstream.output.to(dtype)).sum(-1)
+            # In float64: where the weights are sharp, dp − D is a small difference of two sums.
+            inner = (result.saved[3].double() * upstream.output.double()).sum(-1)
+            self.constant = (self.d_lse - inner).to(dtype)
 
-    def logit_gradient(self, weights: Tensor, log_weights: Tensor, d_weights: Tensor | float, start: int, end: int) -> Tensor:
+    def logit_gradient(self, weights: Tensor, shifted: Tensor, d_weights: Tensor | float, start: int, end: int) -> Tensor:
         """dz of a tile, [batch, heads, tile queries, tile keys]."""
         gradient = weights * (d_weights + self.constant[..., start:end, None])
         if self.d_entropy is None:
             return gradient
-        surprise = torch.where(weights == 0.0, 0.0, log_weights + self.entropy[..., start:end, None])
+        surprise = torch.where(weights == 0.0, 0.0, shifted + self.surprise[..., start:end, None])
         return gradient - weights * surprise * self.d_entropy[..., start:end, None]
 
     def sink_gradient(self, sinks: Tensor) -> Tensor:
         """The gradient with respect to the sink's logit: a weight without a value, so dp is 0."""
-        log_weight = (sinks.unsqueeze(-1) - self.shift - self.log_total).unsqueeze(-1)
-        return self.logit_gradient(torch.exp(log_weight), log_weight, 0.0, 0, self.shift.shape[-1]).squeeze(-1)
+        shifted = (sinks.unsqueeze(-1) - self.shift).unsqueeze(-1)
+        weight = torch.exp(shifted) / self.total.unsqueeze(-1)
+        return self.logit_gradient(weight, shifted, 0.0, 0, self.shift.shape[-1]).squeeze(-1)
 
 
 class _Accumulators:
@@ -137,7 +141,7 @@ class _Accumulators:
         """The gradients of the sink's logit, [batch, heads, queries]."""
         self.d_sink = d_sink
         if self.needs.sinks:
-            self.sinks.copy_(d_sink.sum((0, 2)))
+            self.sinks.copy_(d_sink.sum((0, 2), dtype=torch.float64))
 
     def finish_scale(self, rows: _RowTerms, rules: Rules) -> None:
         """ds = Σ dz·(u − pivot) + pivot·Σ dz.
@@ -151,7 +155,8 @@ class _Accumulators:
         if rules.softcap is None:
             exact = rows.d_lse if self.d_sink is None else rows.d_lse - self.d_sink
             total = torch.where(rows.empty, 0.0, exact)
-        _add_reduced(self.scale, self.from_pivot + rows.product_pivot * total)
+        of_rows = self.from_pivot.double() + rows.product_pivot.double() * total
+        self.scale.copy_(of_rows.sum_to_size(self.scale.shape))
 
     def rounded(self, inputs: Inputs) -> Gradients:
         """The gradients in the dtypes of their inputs."""

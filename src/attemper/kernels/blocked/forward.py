@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attemper.kernels.blocked.tiles import TileLogits, keep_of, keys_of, query_blocks, tile_logits, tiles
 from attemper.kernels.spec import Forward, Inputs, Rules, Tile, fold_groups, nonfinite, unfold_groups, weighted_sum
+from attemper.stats import moments
 
 
 def forward(inputs: Inputs, rules: Rules, *, statistics: bool) -> Forward:
@@ -34,8 +35,8 @@ def forward(inputs: Inputs, rules: Rules, *, statistics: bool) -> Forward:
             output[:, :, start:end] = softmax.output
         if rest is not None:
             rest[..., start:end] = torch.stack(moments.fields(softmax))
-    lse, entropy, shift, log_total, product_max = figures
-    saved = (shift, log_total, product_max)
+    lse, entropy, shift, total, product_max = figures
+    saved = (shift, total, product_max)
     if output is None:
         return Forward(None, lse, entropy, rest, saved)
     # The backward pass wants the output unrounded: D = Σ o·do would inherit its rounding.
@@ -91,19 +92,20 @@ class _OnlineSoftmax:
 
     def finish(self) -> None:
         """Divide out the total; rows that saw nothing are left with zeros."""
-        self.nothing = self.top == -math.inf
-        self.shift = torch.where(self.nothing, 0.0, self.top)
-        safe = torch.where(self.nothing, 1.0, self.total)
-        self.log_total = torch.log(safe)
-        self.entropy = torch.where(self.nothing, 0.0, self.log_total - self.weighted / safe)
+        nothing = self.top == -math.inf
+        self.shift = torch.where(nothing, 0.0, self.top)
+        safe = torch.where(nothing, 1.0, self.total)
+        log_total = torch.log(safe)
+        self.lse = torch.where(nothing, -math.inf, self.shift + log_total)
+        self.entropy = torch.where(nothing, 0.0, log_total - self.weighted / safe)
         self.p2, self.p3 = self.squares / safe.square(), self.cubes / safe.pow(3)
         if self.output is not None:
             self.output = self.output / safe.unsqueeze(-1)
+        self.total = safe
 
     def figures(self) -> tuple[Tensor, ...]:
-        """(lse, entropy, shift, log_total, product_max): what is returned, and what the backward pass wants."""
-        lse = torch.where(self.nothing, -math.inf, self.shift + self.log_total)
-        return lse, self.entropy, self.shift, self.log_total, self.product_max
+        """(lse, entropy, shift, total, product_max): what is returned, and what the backward pass wants."""
+        return self.lse, self.entropy, self.shift, self.total, self.product_max
 
     def _raise_top(self, candidate: Tensor) -> Tensor:
         """Refer all sums to the larger maximum; the shift to subtract from new logits (0 for rows that saw nothing)."""
@@ -138,7 +140,7 @@ class _Moments:
         count = torch.full_like(self.count, tile.key_end - tile.key_start)
         if of_tile.visible is not None:
             count = of_tile.visible.sum(-1).to(count.dtype).expand_as(count)
-        self._add_moments(of_tile, largest, count)
+        self._add_moments(of_tile, count)
         # A later tile must be larger to take over, so that a tie keeps the lowest index; NaN takes over and stays.
         ahead = (self.argmax < 0) | (largest > self.largest) | torch.isnan(largest)
         takes_over = (count > 0) & ahead & ~torch.isnan(self.largest)
@@ -152,14 +154,8 @@ class _Moments:
         sums = (self.mean, self.var, softmax.p2, softmax.p3)
         return self.count, self.largest, self.smallest, self.argmax, *sums, softmax.product_max, self.product_min
 
-    def _add_moments(self, of_tile: TileLogits, largest: Tensor, count: Tensor) -> None:
-        pivot = torch.where(largest == -math.inf, 0.0, largest)
-        from_pivot = of_tile.hide(of_tile.logits - pivot.unsqueeze(-1), 0.0)
-        divisor = count.clamp(min=1.0)
-        mean_from_pivot = from_pivot.sum(-1) / divisor
-        deviation = of_tile.hide(from_pivot - mean_from_pivot.unsqueeze(-1), 0.0)
-        mean, var = pivot + mean_from_pivot, deviation.square().sum(-1) / divisor
-
+    def _add_moments(self, of_tile: TileLogits, count: Tensor) -> None:
+        mean, var = moments(of_tile.logits, of_tile.visible, count)
         both = (self.count + count).clamp(min=1.0)
         old, new = self.count / both, count / both
         between = torch.where(count > 0, mean - self.mean, 0.0)

@@ -1,0 +1,266 @@
+"""The stable codes: what each rule looks for, why it matters and what to do about it.
+
+A code never changes its meaning; a rule that goes away leaves its number unused.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from attemper.errors import ArgumentError
+from attemper.report import Severity
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that check looks for.
+
+    Attributes:
+        code: stable code; name: a few words in kebab case; severity: the usual one (a finding may carry a lower or higher one).
+        summary: one sentence: what is found; why: what it costs and how it is decided; remedy: what to do.
+        source: where the threshold or the rule comes from.
+    """
+
+    code: str
+    name: str
+    severity: Severity
+    summary: str
+    why: str
+    remedy: str
+    source: str
+
+
+KIMI = "QK-clip threshold of Kimi K2, arXiv 2507.20534"
+FLOAT16 = "largest finite float16 number, 65504 (IEEE 754 binary16)"
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        code="ATT101",
+        name="scale-missing",
+        severity=Severity.ERROR,
+        summary="The scale that the architecture calls for is not applied.",
+        why=(
+            "Logits are larger than the weights were made for by the missing factor: heads saturate, gradients die, "
+            "16-bit code overflows. The scale that a call really applies is measured, a prescaled query is followed back "
+            "to its projection, and the result is held against the architecture's rule."
+        ),
+        remedy="Pass the scale of the architecture's rule to the attention call, or multiply the query by it, once.",
+        source="the rule of the architecture (see the finding); 1/sqrt(d_k): arXiv 1706.03762 section 3.2.1",
+    ),
+    Rule(
+        code="ATT102",
+        name="scale-twice",
+        severity=Severity.ERROR,
+        summary="The scale is applied twice.",
+        why=(
+            "Logits are smaller than the weights were made for by another factor of the scale, so attention is far too "
+            "uniform. It happens where the query is scaled first and the kernel's default scale is left on."
+        ),
+        remedy="Scale the query or let the kernel scale, not both: pass scale=1.0 for a prescaled query.",
+        source="the rule of the architecture (see the finding)",
+    ),
+    Rule(
+        code="ATT103",
+        name="scale-of-model-width",
+        severity=Severity.ERROR,
+        summary="The scale is computed from the model's width instead of the head's.",
+        why=(
+            "1/sqrt(d_model) is smaller than 1/sqrt(d_head) by the root of the number of heads: attention is too uniform "
+            "by that factor."
+        ),
+        remedy="Use the width of one head, d_k, in 1/sqrt(d_k).",
+        source="the rule of the architecture (see the finding); arXiv 1706.03762 section 3.2.1",
+    ),
+    Rule(
+        code="ATT104",
+        name="scale-differs",
+        severity=Severity.ERROR,
+        summary="The scale differs from what the architecture's rule calls for by some other factor.",
+        why=(
+            "The weights were trained under one scale and run under another. Where the architecture is unknown, "
+            "1/sqrt(d_k) is only a convention and the finding is a description."
+        ),
+        remedy="Compare the scale with the configuration and with the code that the weights were trained with.",
+        source="the rule of the architecture (see the finding)",
+    ),
+    Rule(
+        code="ATT201",
+        name="product-overflows-float16",
+        severity=Severity.WARNING,
+        summary="A raw product q.k passes the largest finite float16 number.",
+        why=(
+            "Code that writes the product down in float16 before it applies the scale (eager attention) gets infinity and "
+            "then NaN. Fused kernels that accumulate in float32 do not. An error when float16 is the dtype that was asked "
+            "for, a warning otherwise."
+        ),
+        remedy=(
+            "Multiply the query by the scale before the product, keep the product in float32 or bfloat16, or clip the "
+            "projections (QK-clip)."
+        ),
+        source="largest finite float16 number, 65504 (IEEE 754 binary16)",
+    ),
+    Rule(
+        code="ATT202",
+        name="logit-above-100",
+        severity=Severity.WARNING,
+        summary="A logit is larger than 100.",
+        why=(
+            "Two different things look like this. If logits stand far above the mean of their row, the softmax is sharp "
+            "and training tends to diverge as they grow. If a whole row is shifted by a common offset, the softmax "
+            "ignores it and no gradient is lost, but 16-bit logits become coarse: the finding says which."
+        ),
+        remedy=(
+            "In training: QK-norm, QK-clip at 100, or a lower learning rate for the query and key projections. For an "
+            "offset: keep logits in float32, or remove the key bias direction that all keys share."
+        ),
+        source="QK-clip threshold of Kimi K2, arXiv 2507.20534; divergence above 1e4: arXiv 2309.14322",
+    ),
+    Rule(
+        code="ATT203",
+        name="not-finite",
+        severity=Severity.ERROR,
+        summary="The forward pass makes a NaN or an infinity; the first module that made it is named.",
+        why=(
+            "Everything behind it is wrong. Every module's inputs and outputs are looked at in the order in which they "
+            "run, so the place where it begins is known, and whether that is attention or something else, such as a "
+            "residual stream that passes 65504 in float16."
+        ),
+        remedy=(
+            "If it begins in a parameter, the checkpoint is damaged. If it is a float16 overflow, run in bfloat16 or "
+            "float32, or rescale what overflows."
+        ),
+        source="measured; largest finite float16 number, 65504 (IEEE 754 binary16)",
+    ),
+    Rule(
+        code="ATT204",
+        name="activation-passes-float16",
+        severity=Severity.INFO,
+        summary="An activation outside attention passes the largest finite float16 number.",
+        why=(
+            "Nothing is wrong in the dtype that was measured. In float16 the same model would overflow there, although "
+            "its attention may have ample headroom."
+        ),
+        remedy="Do not run this model in float16; bfloat16 has the range.",
+        source="largest finite float16 number, 65504 (IEEE 754 binary16)",
+    ),
+    Rule(
+        code="ATT301",
+        name="saturated-head",
+        severity=Severity.WARNING,
+        summary="Most rows of a head put more than 99 % of their weight on one key.",
+        why=(
+            "A row with peak > 0.99 has gain 1 - sum p^2 < 0.02: next to no gradient reaches its query and key. Above "
+            "half of the rows, the head's median row is such a row. It may be a fault of scale, or learned: matchers and "
+            "copying heads saturate on purpose and work, hence a warning. Heads that rest on the first token are "
+            "described by ATT302 instead."
+        ),
+        remedy=(
+            "Check the scale first. In training: QK-norm, QK-clip, or a lower learning rate for the query and key "
+            "projections. In a finished model: leave it, but do not expect fine-tuning to move this head."
+        ),
+        source="peak > 0.99 in more than half of the rows with two visible keys or more: the median row is saturated",
+    ),
+    Rule(
+        code="ATT302",
+        name="sink-head",
+        severity=Severity.INFO,
+        summary="Most rows of a head have one and the same key as their strongest.",
+        why=(
+            "The head parks its weight on a key that carries little content, often the first token or a separator. This "
+            "is common in trained models and harmless by itself; it matters for key-value cache eviction, for "
+            "quantisation and for reading attention maps."
+        ),
+        remedy=(
+            "Nothing to repair. Keep the sink's key when a cache is cut. Learned sinks or gated attention avoid the "
+            "effect in new models."
+        ),
+        source="mean weight > 0.3: arXiv 2410.10781 section 3; sinks: arXiv 2309.17453",
+    ),
+    Rule(
+        code="ATT401",
+        name="fully-masked-row",
+        severity=Severity.ERROR,
+        summary="A real token may not look at any key.",
+        why=(
+            "Its attention output is NaN, zero or the mean of all values, depending on which kernel runs: the same model "
+            "gives different answers in different places."
+        ),
+        remedy=(
+            "Let every real token see at least itself. Check that a boolean mask has True for take part, and how padding "
+            "and causal masks are combined."
+        ),
+        source="measured: rows without a visible key",
+    ),
+    Rule(
+        code="ATT402",
+        name="sees-the-future",
+        severity=Severity.ERROR,
+        summary="A causal model's earlier outputs depend on later tokens.",
+        why=(
+            "Training loss looks too good and generation fails, since the future is not there. Decided by changing the "
+            "later tokens and looking at earlier outputs; only for models that claim to be causal."
+        ),
+        remedy=(
+            "Look at the layers named: is_causal and the mask they pass. A mask function that is not registered with the "
+            "attention implementation is a usual cause."
+        ),
+        source="measured: outputs may move by rounding alone, sqrt(epsilon) of the largest output",
+    ),
+    Rule(
+        code="ATT403",
+        name="padding-leaks",
+        severity=Severity.ERROR,
+        summary="Outputs of real tokens depend on what stands in the padding.",
+        why=(
+            "Results change with the company a sequence keeps in its batch. Decided by changing what is embedded at "
+            "padded positions and looking at the outputs of real tokens."
+        ),
+        remedy=(
+            "Pass the attention mask on to every attention call. A float mask has 0 for take part and a large negative "
+            "number for hidden; a boolean one True and False."
+        ),
+        source="measured: outputs may move by rounding alone, sqrt(epsilon) of the largest output",
+    ),
+)
+
+BY_CODE: dict[str, Rule] = {rule.code: rule for rule in RULES}
+
+
+def rule(code: str) -> Rule:
+    """The rule of one code (case does not matter).
+
+    Raises:
+        ArgumentError: no rule has this code; the message lists those that exist.
+    """
+    found = BY_CODE.get(code.strip().upper())
+    if found is None:
+        raise ArgumentError("code", repr(code), f"one of {', '.join(BY_CODE)}")
+    return found
+
+
+def prefixes(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Codes and prefixes from a list or a comma-separated string, in capitals.
+
+    Raises:
+        ArgumentError: one of them fits no rule; the message lists the codes.
+    """
+    if given is None:
+        return ()
+    parts = [given] if isinstance(given, str) else list(given)
+    wanted = tuple(piece.strip().upper() for part in parts for piece in part.split(",") if piece.strip())
+    for prefix in wanted:
+        if not any(code.startswith(prefix) for code in BY_CODE):
+            raise ArgumentError(argument, repr(prefix), f"a code or the beginning of one: {', '.join(BY_CODE)}")
+    return wanted
+
+
+def is_selected(code: str, select: tuple[str, ...], ignore: tuple[str, ...]) -> bool:
+    """Whether a finding with this code is wanted: the longest prefix that fits decides, and ignore wins a tie.
+
+    Without `select` every code is wanted.
+    """
+
+    def longest(given: tuple[str, ...]) -> int:
+        return max((len(prefix) for prefix in given if code.startswith(prefix)), default=-1)
+
+    chosen = longest(select) if select else 0
+    return chosen >= 0 and chosen > longest(ignore)

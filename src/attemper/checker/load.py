@@ -1,0 +1,129 @@
+"""Turns what the user named into a module: a folder, a Hub id, `package.module:factory`, or a module itself."""
+
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from attemper.checker.folder import open_checkpoint
+from attemper.checker.options import Options, one_line
+from attemper.errors import AttemperError, LoadError
+
+EXAMPLE = "attemper.examples:unscaled"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to check.
+
+    Attributes:
+        model: the module; name: what to call it in the report.
+        config: its Hugging Face configuration, or None.
+        folder: where it was read from (its tokenizer is there as well), or None.
+        missing: names of parameters that the checkpoint does not hold, so that they are random.
+        notes: what a reader of the report should know.
+    """
+
+    model: nn.Module
+    name: str
+    config: Any = None
+    folder: Path | None = None
+    missing: frozenset[str] = field(default=frozenset())
+    notes: tuple[str, ...] = ()
+
+
+def load(model: str | nn.Module | None, options: Options) -> Subject:
+    """The model that was asked for, or the unscaled example where none was.
+
+    Raises:
+        LoadError: it cannot be found or read, or is unsafe to read.
+        MissingExtraError: an optional package is needed.
+    """
+    if isinstance(model, nn.Module):
+        return _as_built(model, type(model).__name__, options)
+    if model is None:
+        return _from_factory(EXAMPLE, options)
+    if not isinstance(model, str):
+        raise LoadError(
+            f"model: got {type(model).__name__}; expected a torch.nn.Module, a folder, a Hub id or package.module:factory"
+        )
+    path = Path(model).expanduser()
+    if path.exists():
+        return _from_folder(path, str(path), options)
+    if ":" in model and not model.startswith((".", "/", "~")):
+        return _from_factory(model, options)
+    if _HUB_ID.fullmatch(model):
+        from attemper.checker.pretrained import fetch
+
+        folder = fetch(model, options)
+        return _from_folder(folder, f"{model}@{folder.name[:12]}", options)
+    raise LoadError(f"{model}: no such folder; expected a folder, a Hub id such as org/name, or package.module:factory")
+
+
+def import_callable(spec: str, what: str) -> Callable[..., Any]:
+    """The callable that `package.module:name` names; the current directory is importable.
+
+    Raises:
+        LoadError: no such module or name, or importing it failed.
+    """
+    module_name, _, name = spec.partition(":")
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttemperError:
+        raise
+    except Exception as error:
+        raise LoadError(f"{what} {spec!r} could not be imported: {one_line(error)}") from error
+    finally:
+        if added and here in sys.path:
+            sys.path.remove(here)
+    if not callable(found):
+        raise LoadError(f"{what} {spec!r} is {type(found).__name__}; expected a function, as package.module:name")
+    return found
+
+
+def _from_factory(spec: str, options: Options) -> Subject:
+    factory = import_callable(spec, "factory")
+    try:
+        model = factory()
+    except AttemperError:
+        raise
+    except Exception as error:
+        raise LoadError(f"factory {spec!r} failed when called without arguments: {one_line(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise LoadError(f"factory {spec!r} returned {type(model).__name__}; expected a torch.nn.Module")
+    return _as_built(model, spec, options, own=True)
+
+
+def _from_folder(folder: Path, name: str, options: Options) -> Subject:
+    checkpoint = open_checkpoint(folder, allow_pickle=options.allow_pickle)
+    from attemper.checker.pretrained import read
+
+    model, missing, notes = read(checkpoint, options)
+    return Subject(model, name, model.config, folder, missing, notes)
+
+
+def _as_built(model: nn.Module, name: str, options: Options, *, own: bool = False) -> Subject:
+    config = getattr(model, "config", None)
+    config = config if hasattr(config, "model_type") else None
+    notes: list[str] = []
+    wanted = options.torch_dtype
+    if wanted is not None and any(p.dtype != wanted for p in model.parameters() if p.is_floating_point()):
+        if not own:
+            raise LoadError(
+                f"dtype: got {options.dtype!r} for a module; expected one that is already in it: convert a copy yourself"
+            )
+        model = model.to(wanted)
+        notes.append(f"converted to {options.dtype} after it was built, buffers included")
+    return Subject(model, name, config, None, notes=tuple(notes))

@@ -1,0 +1,146 @@
+"""Runs the model under capture, reduces every attention call on the spot, and runs it again for what needs a second look.
+
+What it must hold: no q, k or weights outlive their call; the model is left as it was found (modes and hooks); a healthy model
+is run once for its figures and once for each probe that applies to it.
+"""
+
+import contextlib
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attemper.capture import AttentionCall, Unseen, capture
+from attemper.checker import made_up, probes
+from attemper.checker.evidence import CallEvidence, Evidence, NonFinite
+from attemper.checker.finite import Activations, watch_activations
+from attemper.checker.inputs import Inputs
+from attemper.checker.load import Subject
+from attemper.checker.options import one_line
+from attemper.checker.outputs import Outputs, first_float, hidden_states
+from attemper.checker.reduce import Reduced, read_back, reduce_call
+from attemper.errors import AttemperError, LoadError
+
+
+def measure(subject: Subject, inputs: Inputs) -> tuple[Evidence, tuple[Unseen, ...]]:
+    """Run the model on the inputs.
+
+    Returns:
+        What was measured, and what was not seen.
+
+    Raises:
+        LoadError: the model cannot be run on these inputs.
+    """
+    model, config = subject.model, subject.config
+    padding = padding_mask(inputs)
+    reduced: list[Reduced] = []
+
+    def observe(call: AttentionCall) -> None:
+        reduced.append(reduce_call(call, padding))
+
+    with evaluating(model), torch.no_grad():
+        with (
+            capture(model, observe, follow_projections=True) as seen,
+            watch_activations(model, inside_fused=False) as activations,
+        ):
+            outputs = run(subject, inputs)
+        calls = tuple(
+            read_back(each, in_causal_part=probes.in_causal_part(model, config, each.place["module"])) for each in reduced
+        )
+        evidence = Evidence(
+            model=model,
+            config=config,
+            dtype=dtype_name(model),
+            calls=calls,
+            nonfinite=_nonfinite(subject, inputs, outputs, calls, activations, padding),
+            largest_activation=activations.largest(),
+            causal_claim=probes.causal_claim(model, config, inputs, calls),
+        )
+        if evidence.nonfinite is None:
+            evidence = replace(
+                evidence,
+                future=probes.future(subject, inputs, outputs, evidence, padding, run),
+                padding=probes.padding(subject, inputs, outputs, evidence, padding, run),
+            )
+    return evidence, seen.unseen()
+
+
+def run(subject: Subject, inputs: Inputs) -> Outputs:
+    """One forward pass, without caches, and with only the last position of a language model's head.
+
+    Raises:
+        LoadError: the model raised.
+    """
+    kwargs = dict(inputs.kwargs)
+    if subject.config is not None:
+        accepted = made_up.parameters(subject.model)
+        extra = {"use_cache": False, "logits_to_keep": 1}
+        kwargs |= {name: value for name, value in extra.items() if name in accepted and name not in kwargs}
+    try:
+        with hidden_states(subject.model) as inner:
+            returned = subject.model(*inputs.args, **kwargs)
+    except AttemperError:
+        raise
+    except Exception as error:
+        raise LoadError(f"{subject.name} could not be run on {inputs.description}: {one_line(error)}") from error
+    final = first_float(returned)
+    return Outputs(final, inner.value if inner.value is not None else final)
+
+
+def padding_mask(inputs: Inputs) -> Tensor | None:
+    """The inputs' own attention mask as bool [batch, tokens], True = real; None where there is none of that form."""
+    mask = inputs.kwargs.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point():
+        return None
+    return mask.bool()
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Generator[None]:
+    """Evaluation mode for the time being; every submodule gets its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def dtype_name(model: nn.Module) -> str:
+    """The dtype of most of the model's floating-point parameters, such as "float32"."""
+    counts: dict[Any, int] = {}
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
+    return str(max(counts, key=lambda dtype: counts[dtype]) if counts else torch.get_default_dtype()).removeprefix("torch.")
+
+
+def _nonfinite(
+    subject: Subject,
+    inputs: Inputs,
+    outputs: Outputs,
+    calls: tuple[CallEvidence, ...],
+    activations: Activations,
+    padding: Tensor | None,
+) -> NonFinite | None:
+    """Where the first NaN or infinity arose, if it reached an output of a real token or the logits of attention."""
+    reached = any(int(call.stats.nonfinite_rows.sum()) for call in calls)
+    if not (reached or _broken(outputs.hidden, padding) or _broken(outputs.final, padding)):
+        return None
+    with watch_activations(subject.model, inside_fused=True) as everywhere:
+        run(subject, inputs)
+    found = everywhere.first_nonfinite(subject.model) or activations.first_nonfinite(subject.model)
+    return found or NonFinite("", "", "NaN or infinity", "", 0.0)
+
+
+def _broken(output: Tensor | None, padding: Tensor | None) -> bool:
+    """NaN or +inf for a real token. −inf alone is not held against an output: models write it for choices that are ruled out."""
+    if output is None:
+        return False
+    bad = torch.isnan(output) | (output == torch.inf)
+    if padding is not None and output.dim() == 3 and output.shape[:2] == padding.shape:
+        bad = bad & padding.unsqueeze(-1)
+    return bool(bad.any())

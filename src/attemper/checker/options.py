@@ -1,0 +1,43 @@
+"""How a check is to be run, as one object that is passed down."""
+
+from dataclasses import dataclass
+
+import torch
+
+from attemper.errors import ArgumentError
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for, apart from the model and its inputs.
+
+    Attributes:
+        dtype: what to compute in: one of `DTYPES`, or None: float32 for a checkpoint, and a module as it stands.
+        allow_pickle: read pickled weights (with weights_only=True). trust_remote_code: run code that a checkpoint brings along.
+        max_tokens: texts are cut to this many tokens (and to what the model can take).
+    """
+
+    dtype: str | None = None
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+    max_tokens: int = 2048
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ArgumentError("dtype", repr(self.dtype), f"one of {', '.join(DTYPES)}")
+        if self.max_tokens < 2:
+            raise ArgumentError("max_tokens", self.max_tokens, "2 tokens or more")
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        """The dtype asked for; None for "auto" and where nothing was asked for."""
+        return None if self.dtype is None or self.dtype == "auto" else getattr(torch, self.dtype)
+
+
+def one_line(error: BaseException) -> str:
+    """What another library's error says, as one line of bearable length, with its type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = " ".join(lines)[:300]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,50 @@
+"""The outputs by position that the probes compare: the hidden states of a Hugging Face model, or what any other model returns."""
+
+import contextlib
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Attributes: final: the first floating-point tensor that the model returned; hidden: one with a row for each position."""
+
+    final: Tensor | None
+    hidden: Tensor | None
+
+
+@dataclass
+class Slot:
+    """Where a hook puts what it saw."""
+
+    value: Tensor | None = None
+
+
+@contextlib.contextmanager
+def hidden_states(model: nn.Module) -> Generator[Slot]:
+    """Keep what the body of a Hugging Face model returns (its last hidden state), whatever head is on top of it."""
+    slot = Slot()
+    body = getattr(model, "base_model", None)
+    if not isinstance(body, nn.Module) or body is model:
+        yield slot
+        return
+
+    def keep(_module: nn.Module, _args: Any, output: Any) -> None:
+        slot.value = first_float(output)
+
+    handle = body.register_forward_hook(keep)
+    try:
+        yield slot
+    finally:
+        handle.remove()
+
+
+def first_float(returned: Any) -> Tensor | None:
+    """The first floating-point tensor in what a model returned."""
+    if isinstance(returned, Tensor):
+        return returned if returned.is_floating_point() else None
+    parts = returned.values() if isinstance(returned, Mapping) else returned if isinstance(returned, (tuple, list)) else ()
+    return next((found for part in parts if (found := first_float(part)) is not None), None)

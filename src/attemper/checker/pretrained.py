@@ -1,0 +1,184 @@
+"""Reads a checkpoint with transformers, quietly, by the class its configuration names; fetches one from the Hub."""
+
+import contextlib
+import warnings
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attemper.checker.folder import Checkpoint
+from attemper.checker.options import Options, one_line
+from attemper.errors import LoadError, MissingExtraError
+
+# Larger than any model in use; building this many layers of nothing takes seconds.
+MAX_LAYERS = 4096
+# How far a configuration may exceed what the files hold (by a head that was not saved, say): a factor, and a count.
+SLACK_FACTOR, SLACK_ELEMENTS = 2, 100_000_000
+
+
+def read(checkpoint: Checkpoint, options: Options) -> tuple[Any, frozenset[str], tuple[str, ...]]:
+    """The model of a checkpoint, names of parameters that it lacks, and notes.
+
+    Raises:
+        LoadError: transformers cannot read it, it needs its own code, or its configuration describes far more than it holds.
+        MissingExtraError: transformers is not installed.
+    """
+    transformers = _transformers()
+    folder = str(checkpoint.folder)
+    _check_config(checkpoint)
+    shared = {"trust_remote_code": options.trust_remote_code, "local_files_only": True}
+    wanted = {None: torch.float32, "auto": "auto"}.get(options.dtype, options.torch_dtype)
+    try:
+        with quiet(transformers):
+            config = transformers.AutoConfig.from_pretrained(folder, **shared)
+            model_class, note = _model_class(transformers, config, options)
+            _check_size(model_class, config, checkpoint)
+            model, info = model_class.from_pretrained(
+                folder,
+                config=config,
+                dtype=wanted,
+                use_safetensors=not checkpoint.pickled,
+                weights_only=True,
+                output_loading_info=True,
+                **shared,
+            )
+    except LoadError:
+        raise
+    except Exception as error:
+        hint = (
+            ""
+            if options.trust_remote_code or "trust_remote_code" not in str(error)
+            else "; it brings its own code: --trust-remote-code"
+        )
+        raise LoadError(f"{folder} could not be loaded: {one_line(error)}{hint}") from error
+    if info.get("error_msgs"):
+        raise LoadError(f"{folder} could not be loaded: {' '.join(str(info['error_msgs'][0]).split())[:300]}")
+    missing = frozenset(info["missing_keys"]) | {entry[0] for entry in info.get("mismatched_keys", ())}
+    notes = [note] if note else []
+    if stored := getattr(config, "dtype", None) or checkpoint.config.get("torch_dtype"):
+        computed = str(next((p.dtype for p in model.parameters() if p.is_floating_point()), wanted)).removeprefix("torch.")
+        stored = str(stored).removeprefix("torch.")
+        if wanted != "auto" and stored != computed:
+            notes.append(f"the checkpoint is {stored}; computed in {computed}")
+    if options.trust_remote_code and checkpoint.config.get("auto_map"):
+        notes.append("code that the checkpoint brings along was run (--trust-remote-code)")
+    if missing:
+        notes.append(f"{len(missing)} parameters are not in the checkpoint and are random: {_some(missing)}")
+    if unexpected := info.get("unexpected_keys"):
+        notes.append(f"{len(unexpected)} tensors of the checkpoint are not used by {type(model).__name__}: {_some(unexpected)}")
+    return model, missing, tuple(notes)
+
+
+def fetch(repository: str, options: Options) -> Path:
+    """Download what is needed of a Hub repository (or find it in the cache); never code unless remote code is trusted.
+
+    Raises:
+        LoadError: it cannot be reached.
+        MissingExtraError: huggingface_hub is not installed.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise MissingExtraError("huggingface_hub", "hf", "fetch a model from the Hugging Face Hub") from None
+    patterns = ["*.json", "*.txt", "*.model", "model*.safetensors"]
+    if options.trust_remote_code:
+        patterns.append("*.py")
+    try:
+        folder = Path(snapshot_download(repository, allow_patterns=patterns, ignore_patterns=["*/*"]))
+        if options.allow_pickle and not any(folder.glob("model*.safetensors")):
+            snapshot_download(repository, allow_patterns=["pytorch_model*.bin"])
+    except Exception as error:
+        raise LoadError(
+            f"{repository}: no such folder here, and not to be had from the Hugging Face Hub: {one_line(error)}"
+        ) from error
+    return folder
+
+
+def tokenizer(folder: Path, options: Options) -> tuple[Any, str]:
+    """The tokenizer of a folder, or None and the reason."""
+    transformers = _transformers()
+    try:
+        with quiet(transformers):
+            found = transformers.AutoTokenizer.from_pretrained(
+                str(folder), trust_remote_code=options.trust_remote_code, local_files_only=True
+            )
+    except Exception as error:  # noqa: BLE001 - a model without a usable tokenizer is still checked, on random ids
+        return None, one_line(error)
+    return found, ""
+
+
+@contextlib.contextmanager
+def quiet(transformers: Any) -> Generator[None]:
+    """Keep transformers' log, progress bars and warnings to itself; what matters in them is in the report's notes."""
+    log = transformers.utils.logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity(log.CRITICAL)
+    log.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise MissingExtraError("transformers", "hf", "load a Hugging Face model") from None
+    return transformers
+
+
+def _model_class(transformers: Any, config: Any, options: Options) -> tuple[Any, str]:
+    """The class that the configuration names, heads included, so that every tensor of the checkpoint finds its place."""
+    names = list(config.architectures or ())
+    auto_map = getattr(config, "auto_map", None) or {}
+    remote = [name for name in auto_map if name.startswith("AutoModel")]
+    if options.trust_remote_code and remote:
+        exact = [name for name in remote if str(auto_map[name]).rpartition(".")[2] in names]
+        return getattr(transformers, (exact or remote)[0]), ""
+    for name in names:
+        found = getattr(transformers, name, None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found, ""
+    base = transformers.AutoModel._model_mapping[type(config)]
+    base = base[0] if isinstance(base, (tuple, list)) else base
+    return base, f"transformers has no class {names[0]!r}; loaded as {base.__name__}" if names else f"loaded as {base.__name__}"
+
+
+def _check_config(checkpoint: Checkpoint) -> None:
+    def walk(values: dict[str, Any]) -> None:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                walk(value)
+            elif "layer" in key and type(value) is int and value > MAX_LAYERS:
+                raise LoadError(f"{checkpoint.folder}/config.json asks for {key} = {value}; at most {MAX_LAYERS} are accepted")
+            elif "attn_implementation" in key and isinstance(value, str) and "/" in value:
+                raise LoadError(
+                    f"{checkpoint.folder}/config.json names attention code elsewhere ({value!r}); remove {key} to check it"
+                )
+
+    walk(checkpoint.config)
+
+
+def _check_size(model_class: Any, config: Any, checkpoint: Checkpoint) -> None:
+    if getattr(config, "quantization_config", None) is not None:
+        return  # packed numbers: one element may hold many
+    with torch.device("meta"):
+        skeleton = model_class._from_config(config) if hasattr(model_class, "_from_config") else model_class.from_config(config)
+    described = sum(parameter.numel() for parameter in skeleton.parameters())
+    if described > SLACK_FACTOR * checkpoint.elements + SLACK_ELEMENTS:
+        raise LoadError(
+            f"{checkpoint.folder}/config.json describes {described} parameters, but the weight files hold {checkpoint.elements}; "
+            "expected a configuration that fits them"
+        )
+
+
+def _some(names: Any, most: int = 3) -> str:
+    listed = sorted(map(str, names))
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

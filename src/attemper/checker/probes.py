@@ -1,0 +1,185 @@
+"""Probes: change what should not matter, and look whether the outputs move (later tokens for ATT402, padding for ATT403).
+
+What it must hold: a probe runs only where its answer would mean something; what is put in stands elsewhere in the same input, so
+that it is nothing that the model does not know; a move counts only beyond what rounding explains.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attemper.checker.evidence import CallEvidence, Evidence, Leak
+from attemper.checker.inputs import Inputs
+from attemper.checker.load import Subject
+from attemper.checker.outputs import Outputs
+
+Run = Callable[[Subject, Inputs], Outputs]
+
+# Language models that are not causal although their class is called so: they permute, or see their whole input.
+_NOT_CAUSAL = frozenset({"xlnet", "xlm", "flaubert", "cpmant"})
+
+
+def causal_claim(model: nn.Module, config: Any, inputs: Inputs, calls: tuple[CallEvidence, ...]) -> str:
+    """Why the model is held to be causal, as a clause; "" where nothing says so."""
+    if config is not None:
+        if getattr(config, "is_causal", None) is False or getattr(config, "use_bidirectional_attention", None):
+            return ""
+        if config.model_type in _NOT_CAUSAL or hasattr(config, "expert_capacity"):
+            return ""  # with a capacity, tokens compete for experts, so they depend on one another by design
+        if getattr(config, "is_encoder_decoder", False):
+            return "it is the decoder of an encoder-decoder" if "decoder_input_ids" in inputs.kwargs else ""
+        if getattr(config, "is_decoder", False):
+            return "its configuration says is_decoder"
+    if getattr(model, "is_causal", None) is True:
+        return "it says is_causal"
+    modules = dict(model.named_modules())
+    says = [getattr(modules.get(call.module), "is_causal", None) for call in calls if call.self_attention]
+    class_name = type(model).__name__
+    if class_name.endswith(("ForCausalLM", "LMHeadModel")) and not (says and all(word is False for word in says)):
+        return f"it is a {class_name}"
+    if config is not None and sum(word is True for word in says) * 2 > len(says):
+        return "most of its attention modules say is_causal"
+    own = [call for call in calls if call.self_attention and call.in_causal_part]
+    causal = sum(not call.sees_future for call in own)
+    return f"{causal} of its {len(own)} self-attention calls are" if causal * 2 > len(own) else ""
+
+
+def in_causal_part(model: nn.Module, config: Any, module: str) -> bool:
+    """False for what belongs to the encoder of an encoder-decoder."""
+    if not getattr(config, "is_encoder_decoder", False):
+        return True
+    return "encoder" not in module.split(".")
+
+
+def future(
+    subject: Subject, inputs: Inputs, outputs: Outputs, evidence: Evidence, padding: Tensor | None, run: Run
+) -> Leak | None:
+    """Change the later half of the tokens; None where the model claims nothing or its inputs cannot be told apart by position."""
+    if not evidence.causal_claim or outputs.hidden is None:
+        return None
+    lengths = [call.queries for call in evidence.calls if call.self_attention and call.in_causal_part]
+    sequence = _sequence(inputs, max(lengths, default=0))
+    if sequence is None or sequence.dim >= outputs.hidden.dim() or outputs.hidden.shape[sequence.dim] != sequence.length:
+        return None
+    start = sequence.length // 2
+    later = torch.arange(sequence.length, device=sequence.value.device) >= start
+    changed = sequence.with_value(inputs, _replaced(sequence.value, sequence.dim, start))
+    if changed is None:
+        return None
+    after = run(subject, changed).hidden
+    moved = _moved(outputs.hidden, after, sequence.dim)
+    counts = ~later.unsqueeze(0).expand(moved.shape).to(moved.device)
+    if padding is not None and padding.shape == moved.shape:
+        counts = counts & padding
+    return _leak(moved, counts, outputs.hidden, start)
+
+
+def padding(
+    subject: Subject, inputs: Inputs, outputs: Outputs, evidence: Evidence, padding: Tensor | None, run: Run
+) -> Leak | None:
+    """Change what is embedded at padded positions; None where nothing is padded, or no attention call shows padded keys."""
+    embed = _embedding(subject.model)
+    if padding is None or bool(padding.all()) or outputs.hidden is None or embed is None:
+        return None
+    if not any(call.sees_padding for call in evidence.calls) or hasattr(subject.config, "expert_capacity"):
+        return None
+    done = False
+
+    def disturb(_module: nn.Module, _args: Any, output: Any) -> Any:
+        nonlocal done
+        if done or not isinstance(output, Tensor) or output.shape[:2] != padding.shape:
+            return None
+        done = True
+        return torch.where(padding.unsqueeze(-1), output, output.flip(1))
+
+    handle = embed.register_forward_hook(disturb)
+    try:
+        after = run(subject, inputs).hidden
+    finally:
+        handle.remove()
+    if not done:
+        return None
+    moved = _moved(outputs.hidden, after, 1)
+    real = padding if padding.shape == moved.shape else torch.ones_like(moved, dtype=torch.bool)
+    return _leak(moved, real, outputs.hidden, int((~padding).any(0).int().argmax()))
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """The input that runs over positions: its name or index, the dimension of positions."""
+
+    place: str | int
+    value: Tensor
+    dim: int
+
+    @property
+    def length(self) -> int:
+        return self.value.shape[self.dim]
+
+    def with_value(self, inputs: Inputs, value: Tensor) -> Inputs | None:
+        if torch.equal(value, self.value):
+            return None
+        if isinstance(self.place, str):
+            return replace(inputs, kwargs={**inputs.kwargs, self.place: value})
+        args = list(inputs.args)
+        args[self.place] = value
+        return replace(inputs, args=tuple(args))
+
+
+def _sequence(inputs: Inputs, length: int) -> _Sequence | None:
+    """The input to change: the decoder's if there is one, else the first with that many positions (batch first or second)."""
+    preferred = ("decoder_input_ids", "tgt", "input_ids")
+    named = sorted(inputs.kwargs.items(), key=lambda item: preferred.index(item[0]) if item[0] in preferred else len(preferred))
+    for place, value in [*named, *enumerate(inputs.args)]:
+        if not isinstance(value, Tensor) or value.dim() < 2 or value.dtype == torch.bool or "mask" in str(place):
+            continue
+        for dim in (1, 0):
+            if value.shape[dim] == length >= 4:
+                return _Sequence(place, value, dim)
+    return None
+
+
+def _replaced(value: Tensor, dim: int, start: int) -> Tensor:
+    """The later half replaced by the earlier one, backwards: other content, but nothing new."""
+    length = value.shape[dim]
+    source = torch.arange(length, device=value.device)
+    source[start:] = (start - 1 - torch.arange(length - start, device=value.device)) % start
+    replaced = value.index_select(dim, source)
+    if torch.equal(replaced, value) and not value.is_floating_point():
+        later = (torch.arange(length, device=value.device) >= start).view([-1 if d == dim else 1 for d in range(value.dim())])
+        replaced = torch.where(later & (value > 0), value - 1, value)
+    return replaced
+
+
+def _moved(before: Tensor, after: Tensor | None, dim: int) -> Tensor:
+    """[batch, positions]: how far each position's output moved; NaN where it cannot be said."""
+    if after is None or after.shape != before.shape:
+        return before.new_full(before.shape[:2], math.nan)
+    difference = (after.float() - before.float()).abs()
+    rest = tuple(d for d in range(2, before.dim()))
+    by_position = difference.amax(rest) if rest else difference
+    return by_position if dim == 1 else by_position.T
+
+
+def _leak(moved: Tensor, counts: Tensor, before: Tensor, changed: int) -> Leak | None:
+    """None where it could not be measured."""
+    shown = torch.where(counts, moved, 0.0)
+    if bool(shown.isnan().any()):
+        return None
+    allowed = math.sqrt(torch.finfo(before.dtype).eps) * float(before.float().abs().max())
+    beyond = shown > allowed
+    first = int(beyond.any(0).int().argmax()) if bool(beyond.any()) else -1
+    return Leak(float(shown.max()), allowed, int(beyond.sum()), first, changed)
+
+
+def _embedding(model: nn.Module) -> nn.Module | None:
+    getter = getattr(model, "get_input_embeddings", None)
+    try:
+        found = getter() if callable(getter) else None
+    except (AttributeError, NotImplementedError):
+        return None
+    return found if isinstance(found, nn.Module) else None

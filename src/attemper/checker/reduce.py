@@ -1,0 +1,126 @@
+"""Reduces one attention call to small tensors while the forward pass runs, and reads them back once it has ended."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attemper.capture.record import AttentionCall
+from attemper.checker.evidence import CallEvidence, KeyShare
+from attemper.checker.scale import measure_call
+from attemper.checker.visibility import is_self_attention, sees_future, sees_padding
+from attemper.stats import HeadStats
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """One call, reduced: nothing of the size of q or k, every figure still on its device.
+
+    Attributes:
+        place: module, call, order, seam, queries, keys, head_dim, kv_heads, softcap and self_attention of the call.
+        stats, scaling: as in `CallEvidence`; scale: the call's own.
+        figures: the tensors of `CallEvidence` by name.
+        sink: [heads] tensors and the number of rows they are over.
+    """
+
+    place: dict[str, Any]
+    stats: HeadStats
+    scale: float | Tensor
+    scaling: Any
+    figures: dict[str, Tensor]
+    sink: dict[str, Tensor]
+
+
+def reduce_call(call: AttentionCall, padding: Tensor | None) -> Reduced:
+    """Reduce a call, inside the forward pass.
+
+    Args:
+        padding: the inputs' own attention mask as bool [batch, tokens], True = real, or None; used where it fits the call.
+    """
+    rows = call.row_stats()
+    shown = call.query_mask()
+    batch, queries, keys = call.query.shape[0], call.query.shape[-2], call.key.shape[-2]
+    stated = padding if padding is not None and padding.shape == (batch, keys) else None
+    everywhere = torch.ones(batch, queries, dtype=torch.bool, device=rows.lse.device)
+    real = stated if stated is not None and queries == keys else shown if shown is not None else everywhere
+    counted = (everywhere if shown is None else shown).unsqueeze(-2) & (rows.count > 0)
+
+    largest, where = _by_head(torch.where(counted, rows.max, -torch.inf)).max(-1)
+    no = torch.zeros((), dtype=torch.bool)
+    figures = {
+        "largest_logit": largest.double(),
+        "largest_logit_centred": _by_head(rows.centred_max()).gather(-1, where.unsqueeze(-1)).squeeze(-1).double(),
+        "masked_rows": _by_head(real.unsqueeze(-2) & (rows.count == 0)).sum(-1),
+        "real_rows": real.sum(),
+        "sees_future": sees_future(call, real) if is_self_attention(call) else no,
+        "sees_padding": sees_padding(call, real, stated) if stated is not None else no,
+    }
+    place = {
+        "module": call.module,
+        "call": call.call,
+        "order": call.order,
+        "seam": call.seam,
+        "queries": queries,
+        "keys": keys,
+        "head_dim": call.query.shape[-1],
+        "kv_heads": call.key.shape[-3],
+        "softcap": call.softcap,
+        "self_attention": is_self_attention(call),
+    }
+    first = real.int().argmax(-1) if is_self_attention(call) else real.new_zeros(batch, dtype=torch.int64)
+    sink = _strongest_keys(rows.argmax, rows.peak(), counted & (rows.count > 1), keys, first)
+    return Reduced(place, HeadStats.from_rows(rows, shown), call.scale, measure_call(call), figures, sink)
+
+
+def read_back(reduced: Reduced, *, in_causal_part: bool) -> CallEvidence:
+    """The call's evidence, on the CPU."""
+    figures = {name: value.cpu() for name, value in reduced.figures.items()}
+    sink = {name: value.cpu() for name, value in reduced.sink.items()}
+    total = sink["counted"].clamp(min=1).double()
+    scale = reduced.scale
+    return CallEvidence(
+        **reduced.place,
+        stats=on_cpu(reduced.stats),
+        largest_logit=figures["largest_logit"],
+        largest_logit_centred=figures["largest_logit_centred"],
+        scale=scale.detach().cpu() if isinstance(scale, Tensor) else scale,
+        in_causal_part=in_causal_part,
+        sees_future=bool(figures["sees_future"]),
+        sees_padding=bool(figures["sees_padding"]),
+        masked_rows=figures["masked_rows"],
+        real_rows=int(figures["real_rows"]),
+        sink=KeyShare(sink["key"], sink["rows"] / total, sink["weight"].double() / total, sink["at_start"]),
+        scaling=reduced.scaling,
+    )
+
+
+def on_cpu(stats: HeadStats) -> HeadStats:
+    """The same record on the CPU."""
+    histograms = {name: value.cpu() for name, value in stats.histograms.items()}
+    return HeadStats(stats.counts.cpu(), stats.extremes.cpu(), stats.sums.cpu(), histograms)
+
+
+def _strongest_keys(argmax: Tensor, peak: Tensor, counted: Tensor, keys: int, first: Tensor) -> dict[str, Tensor]:
+    """For each sequence and head, the key that is the strongest of most rows; summed over the sequences.
+
+    argmax, peak, counted: [batch, heads, queries]; first: [batch], the first real position of each sequence.
+    """
+    index = argmax.clamp(min=0, max=max(keys - 1, 0))
+    votes = torch.zeros(*index.shape[:-1], max(keys, 1), dtype=torch.int64, device=index.device)
+    votes.scatter_add_(-1, index, counted.long())
+    rows, key = votes.max(-1)
+    on_key = counted & (index == key.unsqueeze(-1))
+    fullest = rows.argmax(0)
+    return {
+        "key": key.gather(0, fullest.unsqueeze(0)).squeeze(0),
+        "rows": rows.sum(0),
+        "weight": torch.where(on_key, peak.double(), 0.0).sum((0, -1)),
+        "counted": counted.sum((0, -1)),
+        "at_start": (key == first.unsqueeze(-1)).all(0),
+    }
+
+
+def _by_head(values: Tensor) -> Tensor:
+    """[batch, heads, queries] to [heads, batch·queries]."""
+    return values.movedim(-2, 0).flatten(1)

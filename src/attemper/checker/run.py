@@ -1,0 +1,104 @@
+"""`check`: load, measure, judge, report."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from attemper.checker.codes import is_selected, prefixes
+from attemper.checker.evidence import Evidence
+from attemper.checker.health import health_findings
+from attemper.checker.inputs import prepare
+from attemper.checker.load import Subject, load
+from attemper.checker.masks import mask_findings
+from attemper.checker.measure import measure
+from attemper.checker.numeric_range import range_findings
+from attemper.checker.options import Options
+from attemper.checker.scale import effective, scale_findings
+from attemper.errors import LoadError
+from attemper.report import Finding, LayerRow, Report, Severity
+
+_RULES: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (scale_findings, range_findings, health_findings, mask_findings)
+
+
+def check(
+    model: str | nn.Module | None = None,
+    inputs: Any = None,
+    *,
+    select: str | Iterable[str] | None = None,
+    ignore: str | Iterable[str] | None = None,
+    dtype: str | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    max_tokens: int = 2048,
+    progress: Callable[[str], None] | None = None,
+) -> Report:
+    """Run a model once, look at every attention call in it, and report what is wrong.
+
+    Args:
+        model: a module, or what the command takes: a Hugging Face folder, a Hub id, or "package.module:factory" (called without
+            arguments); None: the unscaled example that attemper brings along.
+        inputs: a dict of tensors by parameter name, a tensor or a tuple of tensors, or what the command takes: a text file, a
+            safetensors file of named tensors, or "module:function". None: a built-in passage through the model's tokenizer, the
+            model's own `example_inputs()`, or made-up inputs; the report says which.
+        select, ignore: codes or beginnings of codes, in a list or with commas; the longest that fits decides.
+        dtype: "float32", "float16", "bfloat16" or "auto" (the checkpoint's); None: float32 for checkpoints, modules as they are.
+        allow_pickle: read pickled weights, with weights_only=True. trust_remote_code: run code that a checkpoint brings along.
+        max_tokens: texts are cut to this length, and to what the model can take.
+        progress: called with a few words before each long step.
+
+    Returns:
+        The report; `str(report)` is what the command prints, `report.exit_code()` what it returns.
+
+    Raises:
+        ArgumentError: an argument that cannot be used, such as an unknown code.
+        LoadError: the model or the inputs cannot be read or run.
+        MissingExtraError: an optional package is needed.
+    """
+    options = Options(dtype, allow_pickle, trust_remote_code, max_tokens)
+    wanted, unwanted = prefixes("select", select), prefixes("ignore", ignore)
+    tell = progress or (lambda _words: None)
+    tell("loading the model")
+    subject = load(model, options)
+    tell("preparing inputs")
+    arguments = prepare(subject, inputs, options)
+    tell(f"running {subject.name}")
+    evidence, unseen = measure(subject, arguments)
+    _refuse_random_attention(subject, evidence)
+    findings = [finding for rules in _RULES for finding in rules(evidence) if is_selected(finding.code, wanted, unwanted)]
+    order = list(Severity)
+    findings.sort(key=lambda finding: (order.index(finding.severity), finding.code))
+    return Report(
+        model=subject.name,
+        inputs=arguments.description,
+        dtype=evidence.dtype,
+        rows=tuple(
+            LayerRow(c.module, c.call, c.seam, c.stats, effective(evidence.model, evidence.config, c)) for c in evidence.calls
+        ),
+        findings=tuple(findings),
+        unseen=tuple((each.module, each.reason) for each in unseen),
+        notes=(*subject.notes, *arguments.notes, *_notes(evidence)),
+    )
+
+
+def _refuse_random_attention(subject: Subject, evidence: Evidence) -> None:
+    modules = {call.module for call in evidence.calls}
+    random = sorted(name for name in subject.missing if any(name.startswith(module + ".") for module in modules))
+    if random:
+        raise LoadError(
+            f"{subject.name} lacks weights of attention ({len(random)} parameters, such as {random[0]}): they would be random "
+            f"and every "
+            "figure meaningless; does config.json belong to these weights?"
+        )
+
+
+def _notes(evidence: Evidence) -> list[str]:
+    notes = []
+    by_position = [call.module for call in evidence.calls if isinstance(call.scale, Tensor) and call.scale.dim() > 1]
+    if by_position:
+        notes.append(f"the scale differs by position in {len(by_position)} calls, such as {by_position[0]}")
+    if not evidence.causal_claim and evidence.calls:
+        notes.append("nothing says that it is causal, so whether it sees the future was not tried")
+    elif evidence.causal_claim and evidence.future is None and evidence.nonfinite is None:
+        notes.append("whether it sees the future could not be tried on these inputs")
+    return notes

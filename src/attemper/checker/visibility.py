@@ -1,0 +1,56 @@
+"""What a call's mask lets through: pairs that look ahead, and pairs that look at padding.
+
+Only the mask and the position rules are read; a float mask hides a pair as it does in the statistics (-1e4 and below).
+"""
+
+import torch
+from torch import Tensor
+
+from attemper.capture.record import AttentionCall
+
+HIDDEN = -1e4
+
+
+def is_self_attention(call: AttentionCall) -> bool:
+    """As many queries as keys, both from position 0 on, and more than one."""
+    return call.query.shape[-2] == call.key.shape[-2] > 1 and call.offset == 0
+
+
+def sees_future(call: AttentionCall, real: Tensor) -> Tensor:
+    """Whether some real query of a self-attention call may look at a real key behind its own position (a bool without dimension).
+
+    Args:
+        real: bool [batch, tokens].
+    """
+    if call.is_causal or (call.window is not None and call.window[1] == 0):
+        return torch.zeros((), dtype=torch.bool)
+    length = call.query.shape[-2]
+    later = torch.ones(length, length, dtype=torch.bool, device=real.device).triu(1)
+    return (_visible(call) & later & _pairs(real, real)).any()
+
+
+def sees_padding(call: AttentionCall, real: Tensor, stated: Tensor) -> Tensor:
+    """Whether some real query may look at a padded key (a bool without dimension).
+
+    Args:
+        real: bool [batch, queries]; stated: bool [batch, keys], False where a key is padding.
+    """
+    queries, keys = call.query.shape[-2], call.key.shape[-2]
+    visible = _visible(call)
+    if call.is_causal:
+        row = torch.arange(queries, device=real.device).unsqueeze(-1) + call.offset
+        visible = visible & (torch.arange(keys, device=real.device) <= row)
+    return (visible & _pairs(real, ~stated)).any()
+
+
+def _visible(call: AttentionCall) -> Tensor:
+    """What the mask alone lets through, broadcastable to [batch, heads, queries, keys]."""
+    mask = call.attn_mask
+    if mask is None:
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device)
+    visible = mask if mask.dtype == torch.bool else mask > HIDDEN
+    return visible[(None,) * (4 - visible.dim())]
+
+
+def _pairs(queries: Tensor, keys: Tensor) -> Tensor:
+    return queries[:, None, :, None] & keys[:, None, None, :]

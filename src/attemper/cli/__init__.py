@@ -1,0 +1,27 @@
+"""The command `attemper`: parse, call, render, exit code."""
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+
+from attemper.errors import MissingExtraError
+
+COULD_NOT_RUN = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: what stands behind `attemper`; None: the process's own.
+
+    Returns:
+        The exit code: 0 clean, 1 findings at or above --fail-on, 2 could not run, 3 nothing to check.
+    """
+    for package in ("typer", "rich"):
+        if importlib.util.find_spec(package) is None:
+            sys.stderr.write(f"attemper: {MissingExtraError(package, 'cli', 'run the command')}\n")
+            return COULD_NOT_RUN
+    from attemper.cli.app import run
+
+    return run(sys.argv[1:] if arguments is None else list(arguments))

@@ -1,0 +1,68 @@
+"""Where the command's words go: reports to stdout, progress to stderr, and what models print kept out of both."""
+
+import contextlib
+import json
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Generator
+from typing import Any
+
+from rich.console import Console
+
+from attemper.report import Report
+from attemper.report.terminal import print_report
+from attemper.report.text import plain_text
+
+_LINE = 100
+
+
+def write_report(report: Report, rule_names: dict[str, str]) -> None:
+    """Write the report for people: in colour on a terminal, else as plain text that no terminal's width cuts."""
+    console = Console(file=sys.stdout, highlight=False)
+    if console.is_terminal:
+        print_report(report, console, rule_names)
+    else:
+        sys.stdout.write(plain_text(report, rule_names) + "\n")
+    sys.stdout.flush()
+
+
+def write_json(data: dict[str, Any]) -> None:
+    """Write one JSON object on one line; control characters in names are escaped, as JSON in ASCII is."""
+    json.dump(data, sys.stdout, ensure_ascii=True, allow_nan=False)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def write_lines(lines: list[str]) -> None:
+    """Write lines, the long ones wrapped."""
+    for line in lines:
+        sys.stdout.write(textwrap.fill(line, _LINE, break_on_hyphens=False, break_long_words=False) + "\n")
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def progress() -> Generator[Callable[[str], None]]:
+    """A function that says on stderr what is being done, if stderr is a terminal."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda _words: None
+        return
+    with console.status("", spinner="line") as status:
+        yield lambda words: status.update(_plain(words))
+
+
+@contextlib.contextmanager
+def silenced() -> Generator[None]:
+    """Send what models and factories print to stderr, and drop their warnings: what matters is in the report."""
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _plain(words: str) -> Any:
+    from rich.text import Text
+
+    from attemper.report.names import safe
+
+    return Text(safe(words))

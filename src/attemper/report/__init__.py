@@ -1,0 +1,6 @@
+"""From plain records to what a person or a program reads: text, terminal tables, JSON."""
+
+from attemper.report.records import Finding, LayerRow, Severity, Totals
+from attemper.report.report import Report
+
+__all__ = ["Finding", "LayerRow", "Report", "Severity", "Totals"]

@@ -1,0 +1,199 @@
+"""What the text of a report says, whatever it looks like: heading, table, groups of findings, lists, one closing line."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from attemper.report.names import safe
+from attemper.report.records import Finding, LayerRow, Outcome, Severity
+
+COLUMNS = ("layer", "heads", "max logit", "centred", "entropy", "saturated", "gain", "fp16 room", "scale")
+LEGEND = (
+    "max logit and centred (max − mean of a row): largest. entropy: mean of H / ln(keys). saturated: share of rows with a weight "
+    "above 0.99. gain: mean of 1 − Σp². fp16 room: 65504 / largest |q·k|. scale: factor on q·k, — where it varies."
+)
+_MOST_PLACES = 6
+_MOST_LISTED = 10
+
+
+@dataclass(frozen=True)
+class Group:
+    """Findings of one code and severity, folded: the rule's name is added by the renderer that knows it.
+
+    Attributes:
+        code, severity: of all of them; places: how many; messages: (where, what), the first few, worst first.
+        more: how many are not listed; cost, remedy, source: of the first.
+    """
+
+    code: str
+    severity: Severity
+    places: int
+    messages: tuple[tuple[str, str], ...]
+    more: int
+    cost: str
+    remedy: str
+    source: str
+
+
+def heading(report: Outcome) -> tuple[tuple[str, str], ...]:
+    """(label, text) pairs for the top of the report."""
+    return (("model", safe(report.model)), ("inputs", safe(report.inputs)), ("computed in", safe(report.dtype)))
+
+
+def table(report: Outcome) -> tuple[str, list[list[str]]]:
+    """(what all layer names have in common, with * for the rest; one row of cells for each call)."""
+    names = [safe(row.module) or "(model)" for row in report.rows]
+    if len(report.rows) > 1 and len(set(names)) == 1:
+        return names[0], [[f"call {row.call}", *_figures(row)] for row in report.rows]
+    prefix, suffix = _common(names)
+    shared = ".".join([*prefix, "*", *suffix]) if prefix or suffix else ""
+    shown = [".".join(_parts(name)[len(prefix) : len(_parts(name)) - len(suffix)]) for name in names] if shared else names
+    repeated = {row.module for row in report.rows if row.call}
+    cells = []
+    for name, row in zip(shown, report.rows, strict=True):
+        place = f"{name} call {row.call}" if row.module in repeated else name
+        cells.append([place, *_figures(row)])
+    return shared, cells
+
+
+def groups(report: Outcome) -> list[Group]:
+    """The findings, errors first, those of one code and severity together."""
+    together: dict[tuple[Severity, str], list[Finding]] = {}
+    for finding in report.findings:
+        together.setdefault((finding.severity, finding.code), []).append(finding)
+    folded = []
+    for severity in Severity:
+        for (found_severity, code), findings in together.items():
+            if found_severity is severity:
+                folded.append(_fold(severity, code, findings))
+    return folded
+
+
+def unseen(report: Outcome) -> list[str]:
+    """What was not looked at, one line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for module, reason in report.unseen:
+        by_reason.setdefault(safe(reason), []).append(safe(module) or "the model itself")
+    return [f"{listed(modules, 4)}: {reason}" for reason, modules in by_reason.items()]
+
+
+def notes(report: Outcome) -> list[str]:
+    """What a reader should know."""
+    return [safe(note) for note in report.notes]
+
+
+def closing(report: Outcome) -> str:
+    """Counts and overall figures in one line."""
+    if not report.rows:
+        return "Nothing to check: no attention call was seen."
+    counts = ", ".join(_plural(report.count(severity), _NOUNS[severity]) for severity in Severity)
+    totals = report.totals
+    return (
+        f"{_plural(totals.calls, 'attention call')}, {_plural(totals.heads, 'head')}, {_plural(totals.rows, 'row')}: {counts}. "
+        f"Largest logit {number(totals.max_logit)}, fp16 room {number(totals.headroom_float16)}×, "
+        f"mean normalized entropy {totals.mean_normalized_entropy:.4f}, mean gain {totals.mean_gain:.4f}, "
+        f"saturated {totals.saturated_share:.2%}."
+    )
+
+
+def number(value: float) -> str:
+    """Five digits, plain where that is readable."""
+    if math.isnan(value):
+        return "—"
+    if math.isinf(value):
+        return "inf" if value > 0 else "−inf"
+    return f"{value:.5g}".replace("-", "−")
+
+
+def listed(names: Sequence[str], most: int = _MOST_LISTED) -> str:
+    """Names with commas, the first few."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+_NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "info"}
+
+
+def _figures(row: LayerRow) -> list[str]:
+    stats = row.stats
+    return [
+        str(stats.rows.shape[0]),
+        number(float(stats.max.max())),
+        number(float(stats.centred_max.max())),
+        _mean(stats.mean_normalized_entropy, stats.softmax_rows, "{:.3f}"),
+        _mean(stats.saturated_share, stats.softmax_rows, "{:.1%}"),
+        _mean(stats.mean_gain, stats.rows - stats.nonfinite_rows, "{:.3f}"),
+        _room(float(stats.product_absmax.max())),
+        "—" if row.scale is None else number(row.scale),
+    ]
+
+
+def _mean(values: torch.Tensor, weights: torch.Tensor, form: str) -> str:
+    known = weights > 0
+    if not bool(known.any()):
+        return "—"
+    return form.format(float((values * weights)[known].sum() / weights[known].sum()))
+
+
+def _room(product: float) -> str:
+    if not product > 0:
+        return "—"
+    return f"{number(torch.finfo(torch.float16).max / product)}×" if math.isfinite(product) else "0×"
+
+
+def _fold(severity: Severity, code: str, findings: list[Finding]) -> Group:
+    worst = sorted(findings, key=_distance, reverse=True)
+    messages = tuple((_place(finding), safe(finding.message)) for finding in worst[:_MOST_PLACES])
+    first = worst[0]
+    return Group(
+        code,
+        severity,
+        len(findings),
+        messages,
+        len(findings) - len(messages),
+        safe(first.cost),
+        safe(first.remedy),
+        safe(first.source),
+    )
+
+
+def _distance(finding: Finding) -> float:
+    """How far beyond its threshold, to list the worst first; the order is kept where there is no number."""
+    if finding.measured is None or math.isnan(finding.measured):
+        return 0.0
+    return abs(finding.measured - (finding.threshold or 0.0))
+
+
+def _place(finding: Finding) -> str:
+    name = safe(finding.module) or "the model"
+    return f"{name} call {finding.call}" if finding.call else name
+
+
+def _parts(name: str) -> list[str]:
+    return name.split(".")
+
+
+def _common(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The leading and trailing parts that all names share, never a whole name."""
+    split = [_parts(name) for name in dict.fromkeys(names)]
+    if len(split) < 2:
+        return [], []
+    room = min(map(len, split)) - 1
+    prefix = _shared(split, room)
+    suffix = _shared([parts[::-1] for parts in split], room - len(prefix))
+    return prefix, suffix[::-1]
+
+
+def _shared(split: Iterable[Sequence[str]], room: int) -> list[str]:
+    found = []
+    for _, column in zip(range(room), zip(*split, strict=False), strict=False):
+        if len(set(column)) > 1:
+            break
+        found.append(column[0])
+    return found
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 or noun == "info" else f"{count} {noun}s"

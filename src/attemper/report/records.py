@@ -1,0 +1,157 @@
+"""Plain records that check produces and the renderers read."""
+
+import functools
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+
+from attemper.errors import ArgumentError
+from attemper.stats import HeadStats
+
+
+class Severity(StrEnum):
+    """How bad a finding is: the result is wrong, a hazard, or a description."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+# Exit codes are an interface: they never change their meaning.
+CLEAN, FOUND, COULD_NOT_RUN, NOTHING_TO_CHECK = 0, 1, 2, 3
+FAIL_ON = (*Severity, "never")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found, with its measurement.
+
+    Attributes:
+        code: stable code, such as "ATT101".
+        severity: see `Severity`.
+        module: dotted name of the module, "" for the whole model.
+        call: which call of that module (0 unless the module is shared), None where it does not apply.
+        heads: head numbers concerned; empty where the finding is about the whole layer.
+        measured: the measured value; threshold: what it was held against; None where there is no single number.
+        message: one sentence that says what was measured, where, against what.
+        source: where the threshold comes from.
+        cost: what it costs; remedy: what to do.
+    """
+
+    code: str
+    severity: Severity
+    module: str
+    call: int | None
+    heads: tuple[int, ...]
+    measured: float | None
+    threshold: float | None
+    message: str
+    source: str
+    cost: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One attention call in the table: its statistics per head and its scale (None where it differs by head or position)."""
+
+    module: str
+    call: int
+    seam: str
+    stats: HeadStats
+    scale: float | None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Figures over all heads of all calls.
+
+    Attributes:
+        calls, heads: how many attention calls, and heads in all of them; rows: rows of logits looked at.
+        max_logit, centred_max, product_absmax: the largest ones; headroom_float16: 65504 / product_absmax.
+        mean_normalized_entropy, saturated_share: over rows with two visible keys or more; mean_gain: over rows with any.
+    """
+
+    calls: int
+    heads: int
+    rows: int
+    max_logit: float
+    centred_max: float
+    product_absmax: float
+    headroom_float16: float
+    mean_normalized_entropy: float
+    mean_gain: float
+    saturated_share: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was found on one model; `Report` adds its forms as text and as JSON.
+
+    Attributes:
+        model, inputs: what was checked, and on what, in words; dtype: what was computed in.
+        rows: one for each attention call, in order; findings: errors first.
+        unseen: (module, reason) of attention that was not looked at; notes: what a reader should know about this run.
+    """
+
+    model: str
+    inputs: str
+    dtype: str
+    rows: tuple[LayerRow, ...]
+    findings: tuple[Finding, ...]
+    unseen: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def count(self, severity: Severity | str) -> int:
+        """How many findings have this severity."""
+        return Counter(finding.severity for finding in self.findings)[Severity(severity)]
+
+    def exit_code(self, fail_on: str = "error") -> int:
+        """0 clean, 1 findings at or above `fail_on`, 3 no attention was seen.
+
+        Args:
+            fail_on: "error", "warning", "info" or "never".
+
+        Raises:
+            ArgumentError: another word.
+        """
+        if fail_on not in FAIL_ON:
+            raise ArgumentError("fail_on", repr(fail_on), f"one of {', '.join(FAIL_ON)}")
+        order = list(Severity)
+        if fail_on != "never" and any(order.index(f.severity) <= order.index(Severity(fail_on)) for f in self.findings):
+            return FOUND
+        return CLEAN if self.rows else NOTHING_TO_CHECK
+
+    @functools.cached_property
+    def totals(self) -> Totals:
+        """The figures over all heads of all calls; NaN where there are no rows."""
+        return _totals([row.stats for row in self.rows])
+
+
+def _totals(stats: list[HeadStats]) -> Totals:
+    def largest(name: str) -> float:
+        return max((float(getattr(each, name).max()) for each in stats), default=float("nan"))
+
+    def mean(name: str, weights: list[torch.Tensor]) -> float:
+        # A head without a row has NaN for a mean, and no weight.
+        total = sum(float(w.sum()) for w in weights)
+        value = sum(float((getattr(each, name) * w)[w > 0].sum()) for each, w in zip(stats, weights, strict=True))
+        return value / total if total else float("nan")
+
+    finite_rows = [each.rows - each.nonfinite_rows for each in stats]
+    softmax_rows = [each.softmax_rows for each in stats]
+    product = largest("product_absmax")
+    return Totals(
+        calls=len(stats),
+        heads=sum(each.rows.shape[0] for each in stats),
+        rows=sum(int(each.rows.sum()) for each in stats),
+        max_logit=largest("max"),
+        centred_max=largest("centred_max"),
+        product_absmax=product,
+        headroom_float16=torch.finfo(torch.float16).max / product if product > 0 else float("inf"),
+        mean_normalized_entropy=mean("mean_normalized_entropy", softmax_rows),
+        mean_gain=mean("mean_gain", finite_rows),
+        saturated_share=mean("saturated_share", softmax_rows),
+    )

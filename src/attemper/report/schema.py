@@ -1,0 +1,129 @@
+"""A report as JSON, version 1.
+
+    schema     1; a reader refuses another number
+    model      what was checked; inputs: on what; dtype: what was computed in (strings)
+    counts     {"error": n, "warning": n, "info": n}
+    totals     the figures of `Totals`, over all heads of all calls
+    layers     one object for each attention call, in order:
+                 module, call, seam; scale (a number, or null where it varies);
+                 summary: one list for each figure, a number for each head (null where there is none): max, centred_max,
+                     product_absmax,
+                   mean_normalized_entropy, mean_gain, mean_peak, saturated_share, headroom_float16, rows, empty_rows,
+                   nonfinite_rows;
+                 stats: the mergeable record, as `HeadStats.to_dict` writes it
+    findings   code, severity, module, call, heads, measured, threshold, message, source, cost, remedy, as in `Finding`
+    unseen     objects with module and reason
+    notes      strings
+
+Infinities are the strings "inf" and "-inf", what is not a number is null: the file is JSON to every parser.
+"""
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from attemper.errors import ArgumentError
+from attemper.report.records import Finding, LayerRow, Outcome, Severity
+from attemper.stats import HeadStats
+
+SCHEMA = 1
+_SUMMARY = (
+    "max", "centred_max", "product_absmax", "mean_normalized_entropy", "mean_gain", "mean_peak", "saturated_share",
+    "rows", "empty_rows", "nonfinite_rows",
+)  # fmt: skip
+
+
+def to_dict(report: Outcome) -> dict[str, Any]:
+    """The report as JSON-ready data."""
+    return {
+        "schema": SCHEMA,
+        "model": report.model,
+        "inputs": report.inputs,
+        "dtype": report.dtype,
+        "counts": {str(severity): report.count(severity) for severity in Severity},
+        "totals": {name: to_json(value) for name, value in asdict(report.totals).items()},
+        "layers": [_layer(row) for row in report.rows],
+        "findings": [_finding(finding) for finding in report.findings],
+        "unseen": [{"module": module, "reason": reason} for module, reason in report.unseen],
+        "notes": list(report.notes),
+    }
+
+
+def outcome_fields(data: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of the `Outcome` that `to_dict` wrote.
+
+    Raises:
+        ArgumentError: another version, or a part is missing.
+    """
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        given = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise ArgumentError("data", f"schema {given!r}", f"a report of schema {SCHEMA}")
+    try:
+        rows = tuple(
+            LayerRow(each["module"], each["call"], each["seam"], HeadStats.from_dict(each["stats"]), from_json(each["scale"]))
+            for each in data["layers"]
+        )
+        findings = tuple(_read_finding(each) for each in data["findings"])
+        missed = tuple((each["module"], each["reason"]) for each in data["unseen"])
+        return {
+            "model": data["model"],
+            "inputs": data["inputs"],
+            "dtype": data["dtype"],
+            "rows": rows,
+            "findings": findings,
+            "unseen": missed,
+            "notes": tuple(data["notes"]),
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArgumentError("data", f"a report with a fault ({error!r})", "what Report.to_dict returned") from error
+
+
+def to_json(value: Any) -> Any:
+    """Numbers as JSON has them: "inf" and "-inf" as strings, not-a-number as null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
+
+
+def from_json(value: Any) -> Any:
+    """The number that `to_json` wrote; None stays None."""
+    return float(value) if isinstance(value, str) else value
+
+
+def _layer(row: LayerRow) -> dict[str, Any]:
+    figures = {name: getattr(row.stats, name) for name in _SUMMARY}
+    figures["headroom_float16"] = row.stats.headroom(torch.float16)
+    summary = {name: [to_json(value) for value in values.tolist()] for name, values in figures.items()}
+    return {
+        "module": row.module,
+        "call": row.call,
+        "seam": row.seam,
+        "scale": to_json(row.scale),
+        "summary": summary,
+        "stats": row.stats.to_dict(),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {name: to_json(value) for name, value in asdict(finding).items()} | {
+        "severity": str(finding.severity),
+        "heads": list(finding.heads),
+    }
+
+
+def _read_finding(data: dict[str, Any]) -> Finding:
+    return Finding(
+        code=data["code"],
+        severity=Severity(data["severity"]),
+        module=data["module"],
+        call=data["call"],
+        heads=tuple(data["heads"]),
+        measured=from_json(data["measured"]),
+        threshold=from_json(data["threshold"]),
+        message=data["message"],
+        source=data["source"],
+        cost=data["cost"],
+        remedy=data["remedy"],
+    )

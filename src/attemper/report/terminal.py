@@ -1,0 +1,70 @@
+"""A report on a terminal, with rich: the same words as the plain text, coloured by severity.
+
+Text from a checkpoint only ever becomes a `Text`, which has no markup; `layout` has already written control characters out.
+"""
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from attemper.report import layout
+from attemper.report.records import Outcome, Severity
+
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+
+
+def print_report(report: Outcome, console: Console, rule_names: dict[str, str]) -> None:
+    """Write the report.
+
+    Args:
+        rule_names: the few words for each code.
+    """
+    for label, text in layout.heading(report):
+        console.print(Text.assemble((f"{label}: ", "dim"), text))
+    if report.rows:
+        console.print()
+        _print_table(report, console)
+    for group in layout.groups(report):
+        console.print()
+        _print_group(group, console, rule_names.get(group.code, ""))
+    _print_list("not seen", layout.unseen(report), console)
+    _print_list("notes", layout.notes(report), console)
+    console.print()
+    worst = next((severity for severity in Severity if report.count(severity)), None)
+    style = _STYLES[worst] if worst else "bold green" if report.rows else "yellow"
+    console.print(Text(layout.closing(report), style=style))
+
+
+def _print_table(report: Outcome, console: Console) -> None:
+    shared, rows = layout.table(report)
+    if shared:
+        console.print(Text.assemble(("layer = ", "dim"), shared))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, name in enumerate(layout.COLUMNS):
+        table.add_column(name, justify="left" if number == 0 else "right", no_wrap=number > 0, overflow="fold")
+    for cells in rows:
+        table.add_row(*(Text(cell) for cell in cells))
+    console.print(table)
+    console.print(Text(layout.LEGEND, style="dim"))
+
+
+def _print_group(group: layout.Group, console: Console, name: str) -> None:
+    style = _STYLES[group.severity]
+    places = f"{group.places} place" if group.places == 1 else f"{group.places} places"
+    console.print(Text.assemble((f"{group.code} {group.severity}", style), (f" {name}", "bold"), (f"  ({places})", "dim")))
+    for place, message in group.messages:
+        console.print(Padding(Text.assemble((place, "bold"), ": ", message), (0, 0, 0, 2)))
+    if group.more:
+        console.print(Padding(Text(f"and {group.more} more", style="dim"), (0, 0, 0, 2)))
+    for label, text in (("cost", group.cost), ("remedy", group.remedy), ("source", group.source)):
+        console.print(Padding(Text.assemble((f"{label}: ", "dim"), text), (0, 0, 0, 2)))
+
+
+def _print_list(title: str, lines: list[str], console: Console) -> None:
+    if not lines:
+        return
+    console.print()
+    console.print(Text(title, style="bold"))
+    for line in lines:
+        console.print(Padding(Text(line), (0, 0, 0, 2)))

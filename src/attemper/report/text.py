@@ -1,0 +1,65 @@
+"""A report as plain text, without any package: what `str(report)` gives."""
+
+import textwrap
+from collections.abc import Mapping
+
+from attemper.report import layout
+from attemper.report.records import Outcome
+
+WIDTH = 120
+
+
+def plain_text(report: Outcome, rule_names: Mapping[str, str] | None = None) -> str:
+    """Heading, table, findings, what was not seen, notes, and one closing line.
+
+    Args:
+        rule_names: a few words for each code, to stand beside it.
+    """
+    blocks = ["\n".join(f"{label}: {text}" for label, text in layout.heading(report))]
+    if report.rows:
+        blocks.append(_table(report))
+    blocks += [_group(group, (rule_names or {}).get(group.code, "")) for group in layout.groups(report)]
+    if missed := layout.unseen(report):
+        blocks.append(_list("not seen", missed))
+    if noted := layout.notes(report):
+        blocks.append(_list("notes", noted))
+    blocks.append(_wrapped(layout.closing(report), ""))
+    return "\n\n".join(blocks)
+
+
+def _table(report: Outcome) -> str:
+    shared, rows = layout.table(report)
+    lines = [list(layout.COLUMNS), *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(layout.COLUMNS))]
+    text = [
+        "  ".join(
+            cell.ljust(width) if not column else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
+    title = [f"layer = {shared}"] if shared else []
+    return "\n".join([*title, text[0], "-" * len(text[0]), *(line.rstrip() for line in text[1:]), _wrapped(layout.LEGEND, "")])
+
+
+def _group(group: layout.Group, name: str) -> str:
+    title = f"{group.code} {group.severity} {name}".rstrip()
+    lines = [f"{title} ({group.places} {'place' if group.places == 1 else 'places'})"]
+    lines += [_wrapped(f"{place}: {message}", "  ") for place, message in group.messages]
+    if group.more:
+        lines.append(f"  and {group.more} more")
+    lines += [
+        _wrapped(f"{label}: {text}", "  ")
+        for label, text in (("cost", group.cost), ("remedy", group.remedy), ("source", group.source))
+    ]
+    return "\n".join(lines)
+
+
+def _list(title: str, lines: list[str]) -> str:
+    return "\n".join([title, *(_wrapped(line, "  ") for line in lines)])
+
+
+def _wrapped(text: str, indent: str) -> str:
+    return textwrap.fill(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False, break_long_words=False
+    )

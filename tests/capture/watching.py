@@ -85,7 +85,7 @@ def recompute(call: AttentionCall) -> Tensor:
 def agrees(call: AttentionCall, result: Tensor) -> None:
     """Assert that the record computes the result, in every row that sees a key.
 
-    A logit of size z carries a rounding error of a few eps · z, and a weight the same relative one; an output adds values up to |v|.
+    A logit of size z is rounded by a few eps · z, which moves its weight by as much; an output sums weights times values.
     """
     again, stats = recompute(call), call.row_stats()
     rows = stats.count > 0

@@ -77,10 +77,11 @@ class Capture:
             self._begin, self._model = None, model
             recorder = self._recorder = Recorder(model, observer, follow)
             mode = FunctionalSeam(recorder)
+            recorder.switch = mode.switch
             if _is_compiled(model):
                 self._stack.enter_context(torch.compiler.set_stance("force_eager"))
             self._stack.enter_context(huggingface.installed(recorder))
-            self._stack.enter_context(MultiheadSeam(recorder, mode.switch).installed())
+            self._stack.enter_context(MultiheadSeam(recorder).installed())
             self._stack.callback(register_module_forward_pre_hook(recorder.enter).remove)
             self._stack.callback(register_module_forward_hook(recorder.leave, always_call=True).remove)
             self._stack.callback(mode.switch, False)

@@ -27,9 +27,8 @@ _LAYER = inspect.signature(nn.TransformerEncoderLayer.forward)
 class MultiheadSeam:
     """Replaces the forwards of three classes of torch.nn, and the function behind them, while a capture runs."""
 
-    def __init__(self, recorder: Recorder, switch: Callable[[bool], bool]) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.switch = switch  # enters or lifts the torch function mode, and says how it was
         self._plain: list[nn.MultiheadAttention] = []  # those whose forward runs now
         self._told_plain = False
 
@@ -45,11 +44,11 @@ class MultiheadSeam:
 
     @contextlib.contextmanager
     def _lifted(self) -> Generator[None]:
-        before = self.switch(False)
+        before = self.recorder.switch(False)
         try:
             yield
         finally:
-            self.switch(before)
+            self.recorder.switch(before)
 
     def _encoder(self, original: Callable[..., Any], module: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> Any:
         if not self.recorder.listening:

@@ -3,6 +3,7 @@
 A record holds the call's own tensors, detached, on the device where they are; nothing in it forces a transfer to the host.
 """
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -80,7 +81,7 @@ class AttentionCall:
         mask = self.attn_mask
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.masked_fill(mask <= HIDDEN, -torch.inf)
-        with torch.no_grad(), torch.autocast(self.query.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(self.query.device):
             return row_stats(
                 self.query,
                 self.key,
@@ -115,6 +116,13 @@ class AttentionCall:
         if right is not None:
             visible = visible & (distance <= self.offset + right)
         return visible.any(-2).any(1).expand(self.query.shape[0], queries)
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Statistics are exact: the model's autocast must not round them."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
 
 
 @dataclass(frozen=True)

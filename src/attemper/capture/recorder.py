@@ -16,17 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from attemper.capture.projections import Origin, kept_kind, origin
-from attemper.capture.record import AttentionCall
+from attemper.capture.record import AttentionCall, without_autocast
 
 Observer = Callable[[AttentionCall], None]
 
 
 @dataclass(slots=True)
 class Frame:
-    """One running module: its name, and the outputs of the projections and norms that it owns."""
+    """One running module: its name, how it found the mode (None: left alone), the outputs of its projections and norms."""
 
     module: nn.Module
     name: str
+    found: bool | None
     outputs: list[tuple[str, Tensor]] = field(default_factory=list)
 
 
@@ -48,6 +49,7 @@ class Recorder:
         self.covered: set[str] = set()  # modules with a call in them or below
         self.softmaxes: set[str] = set()  # modules whose own code ran a softmax over logits
         self.refused: dict[str, str] = {}  # calls that no record can describe
+        self.switch: Callable[[bool], bool] = lambda on: on  # enters or lifts the torch function mode, and says how it was
         self._made: Counter[str] = Counter()
         self._quiet = False
         self._thread = threading.get_ident()
@@ -78,7 +80,9 @@ class Recorder:
         """Forward pre-hook of every module."""
         name = self.names.get(id(module))
         if name is not None and self.listening:
-            self.frames.append(Frame(module, name))
+            # Torch's own modules may have lifted the mode; code that is not torch's, inside them, has it back.
+            foreign = not type(module).__module__.startswith("torch.nn.")
+            self.frames.append(Frame(module, name, self.switch(True) if foreign else None))
             self.ran[name] += 1
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -87,7 +91,10 @@ class Recorder:
             return
         for depth in range(len(self.frames) - 1, -1, -1):
             if self.frames[depth].module is module:
+                found = self.frames[depth].found
                 del self.frames[depth:]  # frames above it were left by an exception
+                if found is not None:
+                    self.switch(found)
                 if self.follow and self.frames:
                     self._keep(module, output)
                 return
@@ -133,7 +140,7 @@ class Recorder:
             if self.follow:
                 fields |= self._origins(query, key, exact)
             record = AttentionCall(name, call, order, query=query, key=key, value=value, **fields)
-            with torch.autocast(query.device.type, enabled=False):
+            with without_autocast(query.device):
                 self.observer(record)
 
     def _cover(self, name: str) -> None:
@@ -155,7 +162,7 @@ class Recorder:
 def _as_multiplied(tensor: Tensor) -> Tensor:
     """Autocast rounds the operands of the product; a record shows what was multiplied."""
     device = tensor.device.type
-    if tensor.dtype == torch.float32 and torch.is_autocast_enabled(device):
+    if tensor.dtype == torch.float32 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return tensor.to(torch.get_autocast_dtype(device))
     return tensor
 

@@ -241,7 +241,7 @@ class HeadStats:
         counts, edges = self.histogram(name)
         edges = edges.to(counts.device)
         total = counts.sum(-1)
-        wanted = q * total.double()
+        wanted = (q * total.double()).clamp(min=1.0)  # a rank: the smallest value is the first
         cumulative = counts.cumsum(-1)
         index = (cumulative.double() < wanted.unsqueeze(-1)).sum(-1).clamp(max=counts.shape[-1] - 1)
         inside = torch.gather(counts, -1, index.unsqueeze(-1)).squeeze(-1).double()

@@ -290,7 +290,7 @@ def merge_rows(a: RowStats, b: RowStats) -> RowStats:
     """
     share_a, share_b = shares(a.lse, b.lse)
     lse = _safe_logaddexp(a.lse, b.lse)
-    entropy = share_a * a.entropy + torch.special.entr(share_a) + share_b * b.entropy + torch.special.entr(share_b)
+    entropy = (share_a * a.entropy + torch.special.entr(share_a)) + (share_b * b.entropy + torch.special.entr(share_b))
     with torch.no_grad():
         rest = _merge_rest(a, b, share_a.detach(), share_b.detach())
     return RowStats(lse, entropy, rest, sink=a.sink or b.sink)

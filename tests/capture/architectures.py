@@ -41,7 +41,7 @@ _EIGHT = {"hidden_size": 32}  # head width 8: a partial rotary factor needs an e
 _LOCAL_GLOBAL = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
 _SCALAR = {"query_pre_attn_scalar": 17}
 _SOFTCAP = _SCALAR | {"sliding_window": 3, "attn_logit_softcapping": 5.0}
-_EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 20}  # grouped products want rows of 16 bytes
+_EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 40}  # grouped products want rows of 16 bytes
 _GPT2 = {
     "vocab_size": VOCABULARY,
     "n_embd": HIDDEN,
@@ -65,7 +65,7 @@ _MLA = _TEXT | {
     "n_group": 1,
     "topk_group": 1,
     "first_k_dense_replace": 1,
-    "moe_intermediate_size": 20,
+    "moe_intermediate_size": 40,
 }
 _YARN = {
     "rope_type": "yarn",
@@ -105,7 +105,7 @@ _GEMMA3N = _OWN_WIDTH | {
 }
 _GEMMA4 = _OWN_WIDTH | _LOCAL_GLOBAL | {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 7}
 _LLAMA4 = _OWN_WIDTH | {
-    "intermediate_size": 20,
+    "intermediate_size": 40,
     "intermediate_size_mlp": WIDE,
     "num_local_experts": 2,
     "interleave_moe_layer_step": 2,
@@ -118,8 +118,8 @@ _QWEN3_NEXT = _OWN_WIDTH | {
     "layer_types": ["linear_attention", "full_attention"],
     "num_experts": 3,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": 20,
-    "shared_expert_intermediate_size": 20,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 40,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 2,
     "linear_key_head_dim": 5,

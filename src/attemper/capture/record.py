@@ -1,6 +1,7 @@
 """What capture hands to an observer: one attention call, and what was not seen.
 
-A record holds the call's own tensors, detached, on the device where they are; nothing in it forces a transfer to the host.
+A record holds the call's own tensors, detached, on the device where they are; nothing in it forces a transfer to the host. They
+are not copies: what the model writes over afterwards (a preallocated cache) changes in the record too.
 """
 
 import contextlib

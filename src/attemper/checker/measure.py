@@ -19,7 +19,7 @@ from attemper.checker.finite import Activations, watch_activations
 from attemper.checker.inputs import Inputs
 from attemper.checker.load import Subject
 from attemper.checker.options import one_line
-from attemper.checker.outputs import Outputs, first_float, hidden_states
+from attemper.checker.outputs import Outputs, bodies, first_float, hidden_states
 from attemper.checker.reduce import Reduced, read_back, reduce_call
 from attemper.errors import AttemperError, LoadError
 
@@ -76,7 +76,8 @@ def run(subject: Subject, inputs: Inputs) -> Outputs:
     kwargs = dict(inputs.kwargs)
     if subject.config is not None:
         accepted = made_up.parameters(subject.model)
-        extra = {"use_cache": False, "logits_to_keep": 1}
+        # Hidden states come from below the head, which for a large vocabulary would cost more than all layers together.
+        extra = {"use_cache": False} | ({"logits_to_keep": 1} if bodies(subject.model) else {})
         kwargs |= {name: value for name, value in extra.items() if name in accepted and name not in kwargs}
     try:
         with hidden_states(subject.model) as inner:
@@ -141,6 +142,8 @@ def _broken(output: Tensor | None, padding: Tensor | None) -> bool:
     if output is None:
         return False
     bad = torch.isnan(output) | (output == torch.inf)
-    if padding is not None and output.dim() == 3 and output.shape[:2] == padding.shape:
-        bad = bad & padding.unsqueeze(-1)
+    if padding is not None and output.dim() == 3 and output.shape[0] == padding.shape[0]:
+        kept = padding[:, -output.shape[1] :]  # the head may give the last positions only
+        if kept.shape == output.shape[:2]:
+            bad = bad & kept.unsqueeze(-1)
     return bool(bad.any())

@@ -27,19 +27,25 @@ class Slot:
 def hidden_states(model: nn.Module) -> Generator[Slot]:
     """Keep what the body of a Hugging Face model returns (its last hidden state), whatever head is on top of it."""
     slot = Slot()
-    body = getattr(model, "base_model", None)
-    if not isinstance(body, nn.Module) or body is model:
-        yield slot
-        return
 
     def keep(_module: nn.Module, _args: Any, output: Any) -> None:
         slot.value = first_float(output)
 
-    handle = body.register_forward_hook(keep)
+    handles = [body.register_forward_hook(keep) for body in bodies(model)]
     try:
         yield slot
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
+
+
+def bodies(model: nn.Module) -> list[nn.Module]:
+    """The modules below the head; some classes call the decoder past the base model (OPT), some name no base model (Llama 4)."""
+    found = [getattr(model, "base_model", None)]
+    with contextlib.suppress(AttributeError, NotImplementedError, TypeError):
+        found.append(model.get_decoder())  # pyrefly: ignore
+    bodies = dict.fromkeys(body for body in found if isinstance(body, nn.Module) and body is not model)
+    return list(bodies)
 
 
 def first_float(returned: Any) -> Tensor | None:

@@ -61,8 +61,7 @@ def future(
     """Change the later half of the tokens; None where the model claims nothing or its inputs cannot be told apart by position."""
     if not evidence.causal_claim or outputs.hidden is None:
         return None
-    lengths = [call.queries for call in evidence.calls if call.self_attention and call.in_causal_part]
-    sequence = _sequence(inputs, max(lengths, default=0))
+    sequence = _sequence(inputs, _length(inputs, evidence.calls))
     if sequence is None or sequence.dim >= outputs.hidden.dim() or outputs.hidden.shape[sequence.dim] != sequence.length:
         return None
     start = sequence.length // 2
@@ -128,6 +127,14 @@ class _Sequence:
         args = list(inputs.args)
         args[self.place] = value
         return replace(inputs, args=tuple(args))
+
+
+def _length(inputs: Inputs, calls: tuple[CallEvidence, ...]) -> int:
+    """How many positions the causal part has."""
+    for name in ("decoder_input_ids", "input_ids"):
+        if isinstance(ids := inputs.kwargs.get(name), Tensor) and ids.dim() == 2:
+            return ids.shape[1]
+    return max((call.queries for call in calls if call.self_attention and call.in_causal_part), default=0)
 
 
 def _sequence(inputs: Inputs, length: int) -> _Sequence | None:

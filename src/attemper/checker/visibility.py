@@ -12,8 +12,8 @@ HIDDEN = -1e4
 
 
 def is_self_attention(call: AttentionCall) -> bool:
-    """As many queries as keys, both from position 0 on, and more than one."""
-    return call.query.shape[-2] == call.key.shape[-2] > 1 and call.offset == 0
+    """Keys from the queries' own sequence, as many as there are queries and more than one, both from position 0 on."""
+    return call.self_attention and call.query.shape[-2] == call.key.shape[-2] > 1 and call.offset == 0
 
 
 def sees_future(call: AttentionCall, real: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 from hypothesis import register_random, settings
+from torch.utils._device import _device_constructors
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 20261129
@@ -55,6 +56,7 @@ def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
     return wrapper
 
 
+_device_constructors()  # cached by torch: with the wrappers in it, torch.device("meta") would allocate
 torch.empty = _poisoned(torch.empty)
 torch.empty_like = _poisoned(torch.empty_like)
 torch.empty_strided = _poisoned(torch.empty_strided)

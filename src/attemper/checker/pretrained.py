@@ -57,7 +57,7 @@ def read(checkpoint: Checkpoint, options: Options) -> tuple[Any, frozenset[str],
         raise LoadError(f"{folder} could not be loaded: {' '.join(str(info['error_msgs'][0]).split())[:300]}")
     missing = frozenset(info["missing_keys"]) | {entry[0] for entry in info.get("mismatched_keys", ())}
     notes = [note] if note else []
-    if stored := getattr(config, "dtype", None) or checkpoint.config.get("torch_dtype"):
+    if stored := checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype"):
         computed = str(next((p.dtype for p in model.parameters() if p.is_floating_point()), wanted)).removeprefix("torch.")
         stored = str(stored).removeprefix("torch.")
         if wanted != "auto" and stored != computed:

@@ -102,8 +102,8 @@ class Problem:
             low = dtype in (torch.float16, torch.bfloat16) and name in ("scale", "sinks")
             return thing.detach().to(torch.float32 if low else dtype).requires_grad_(thing.requires_grad)
 
-        tensors = (cast(name, getattr(self, name)) for name in ("query", "key", "value"))
-        return Problem(*tensors, {name: cast(name, thing) for name, thing in self.arguments.items()})
+        query, key, value = (cast(name, getattr(self, name)) for name in ("query", "key", "value"))
+        return Problem(query, key, value, {name: cast(name, thing) for name, thing in self.arguments.items()})
 
 
 def build(case: Case, dtype: torch.dtype, seed: int = 5) -> Problem:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attemper.errors import ArgumentError
 from attemper.ops.arguments import Problem, Window, check
-from attemper.ops.differentiation import Attention
+from attemper.ops.differentiation import Attention, without_autocast
 from attemper.ops.implementations import choose
 from attemper.stats import RowStats
 
@@ -148,12 +148,13 @@ def row_stats(
         return _run(problem, impl, statistics=True)[1]
 
 
+@torch.compiler.disable(reason="the kernels are not registered operators yet")
 def _run(problem: Problem, impl: str, *, statistics: bool) -> tuple[Tensor | None, RowStats]:
     kernel = choose(impl)
     inputs, rules = problem.inputs, problem.rules
     if rules.dropout_p > 0.0:
         rules = replace(rules, seed=int(torch.randint(2**63 - 1, ())))
-    with torch.autocast(inputs.query.device.type, enabled=False):
+    with without_autocast(inputs.query.device):
         output, lse, entropy, rest = Attention.apply(kernel, rules, statistics, *inputs)
     record = RowStats(
         problem.restore(lse),
@@ -169,4 +170,5 @@ def _autocast(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, Tensor) or not tensor.dtype.is_floating_point or tensor.dtype == torch.float64:
         return tensor
     device = tensor.device.type
-    return tensor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tensor
+    active = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return tensor.to(torch.get_autocast_dtype(device)) if active else tensor

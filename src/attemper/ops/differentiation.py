@@ -1,5 +1,6 @@
 """How a kernel joins autograd: one `Function` around any of them, and a refusal of second derivatives."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -34,11 +35,17 @@ class Attention(torch.autograd.Function):
         gradients: tuple[Tensor | None, ...] = (None,) * len(needs)
         if any(needs) and any(gradient is not None for gradient in upstream[:3]):
             result = Forward(output, lse, entropy, None, kept)
-            with torch.no_grad(), torch.autocast(inputs.query.device.type, enabled=False):
+            with torch.no_grad(), without_autocast(inputs.query.device):
                 gradients = ctx.kernel.backward(inputs, ctx.rules, result, Upstream(*upstream[:3]), needs)
         if torch.is_grad_enabled():
             gradients = _Once.apply(len(gradients), *gradients, *inputs, *upstream[:3])
         return (None, None, None, *gradients)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A region in which autocast leaves the products of a kernel in float32. Some devices have no autocast to turn off."""
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if available else nullcontext()
 
 
 class _Once(torch.autograd.Function):

@@ -218,8 +218,7 @@ class RowStats:
         total = weight.sum(-1)
         squares, cubes = weight.square().sum(-1), weight.pow(3).sum(-1)
         if sinks is not None:
-            at_sink = sinks - shift
-            sink_weight = torch.exp(at_sink)
+            sink_weight = torch.exp(sinks - shift)
             total = total + sink_weight
             squares, cubes = squares + sink_weight.square(), cubes + sink_weight.pow(3)
         nothing = top == -math.inf
@@ -228,7 +227,8 @@ class RowStats:
         lse = torch.where(nothing, -math.inf, shift + log_total)
         entropy = _surprise(weight / safe.unsqueeze(-1), shifted, log_total.unsqueeze(-1)).sum(-1)
         if sinks is not None:
-            entropy = entropy + _surprise(sink_weight / safe, at_sink, log_total)
+            at_sink = sinks - shift
+            entropy = entropy + _surprise(torch.exp(at_sink) / safe, at_sink, log_total)
         with torch.no_grad():
             rest = torch.stack(
                 [

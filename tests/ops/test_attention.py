@@ -1,0 +1,383 @@
+"""The public function: torch's own meanings, layouts, gradients, dropout, and errors that name the argument."""
+
+import math
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import attemper
+from attemper import attention
+from attemper.errors import ArgumentError, UnsupportedError
+from attemper.ops import row_stats
+from tests.attention_cases import CASES, build
+
+IMPLEMENTATIONS = ("reference", "blocked")
+every_implementation = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+
+
+def tensors(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = (torch.randn(*shape, dtype=dtype) for _ in range(3))
+    return query, key, value
+
+
+@every_implementation
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"is_causal": True},
+        {"scale": 0.3},
+        {"attn_mask": torch.rand(7, 7) > 0.2},
+        {"attn_mask": torch.linspace(-2.0, 2.0, 49).reshape(7, 7)},
+    ],
+    ids=["plain", "causal", "scale", "bool mask", "float mask"],
+)
+def test_positional_and_named_arguments_mean_what_they_mean_in_torch(arguments: dict[str, Any], impl: str) -> None:
+    query, key, value = tensors(2, 3, 7, 5)
+    torch.testing.assert_close(
+        attention(query, key, value, **arguments, impl=impl), F.scaled_dot_product_attention(query, key, value, **arguments)
+    )
+
+
+@every_implementation
+def test_a_mask_and_causal_together_mean_both(impl: str) -> None:
+    query, key, value = tensors(2, 3, 7, 5)
+    mask = torch.rand(7, 7) > 0.2
+    mask.fill_diagonal_(True)
+    both = F.scaled_dot_product_attention(query, key, value, mask & torch.ones(7, 7).tril().bool())
+    torch.testing.assert_close(attention(query, key, value, mask, 0.0, True, impl=impl), both)
+
+
+@every_implementation
+def test_grouped_heads_read_as_in_torch(impl: str) -> None:
+    query, key, value = torch.randn(2, 6, 7, 5), torch.randn(2, 2, 11, 5), torch.randn(2, 2, 11, 5)
+    expected = F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+    torch.testing.assert_close(attention(query, key, value, enable_gqa=True, impl=impl), expected)
+
+
+@every_implementation
+@pytest.mark.parametrize("leading", [(), (2,), (2, 3), (1, 2, 3)])
+def test_leading_dimensions_are_given_back(leading: tuple[int, ...], impl: str) -> None:
+    query, key, value = torch.randn(*leading, 5, 7, 11), torch.randn(*leading, 5, 13, 11), torch.randn(*leading, 5, 13, 17)
+    output, rows = attention(query, key, value, return_stats=True, impl=impl)
+    assert output.shape == (*leading, 5, 7, 17)
+    assert rows.lse.shape == rows.count.shape == rows.product_min.shape == (*leading, 5, 7)
+    flat = attention(*(x.reshape(-1, *x.shape[-3:]) for x in (query, key, value)), impl=impl)
+    torch.testing.assert_close(output.reshape(flat.shape), flat, rtol=0, atol=0)
+
+
+@every_implementation
+def test_leading_dimensions_broadcast(impl: str) -> None:
+    query, key, value = torch.randn(2, 3, 5, 7, 11), torch.randn(3, 5, 13, 11)[None], torch.randn(2, 1, 5, 13, 11)
+    mask, scale = torch.rand(3, 1, 7, 13) > 0.3, torch.rand(2, 1, 5, 1)
+    output = attention(query, key, value, mask, scale=scale, impl=impl)
+    for i in range(2):
+        for j in range(3):
+            one = attention(query[i, j], key[0, j], value[i, 0], mask[j], scale=scale[i, 0], impl=impl)
+            torch.testing.assert_close(output[i, j], one)
+
+
+@given(
+    st.permutations(range(4)),
+    st.lists(st.sampled_from(["whole", "every second", "expanded"]), min_size=3, max_size=3),
+    st.integers(0, 1),
+)
+def test_layout_in_memory_changes_nothing(order: list[int], kinds: list[str], flip: int) -> None:
+    def laid_out(kind: str, shape: tuple[int, ...]) -> Tensor:
+        permuted = torch.randn([shape[i] for i in order]).permute([order.index(i) for i in range(4)])
+        if kind == "every second":
+            return torch.randn(*shape[:-1], 2 * shape[-1])[..., ::2]
+        return permuted[:, :1].expand(shape) if kind == "expanded" else permuted
+
+    shapes = [(2, 3, 5 + flip, 7), (2, 3, 11, 7), (2, 3, 11, 13)]
+    leaves = [laid_out(kind, shape).detach().requires_grad_() for kind, shape in zip(kinds, shapes, strict=True)]
+    compact = [leaf.detach().contiguous().requires_grad_() for leaf in leaves]
+    outputs = [attention(*x) for x in (leaves, compact)]
+    torch.testing.assert_close(*outputs)
+    gradients = [torch.autograd.grad(y.sum(), x) for x, y in zip((leaves, compact), outputs, strict=True)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@every_implementation
+@pytest.mark.parametrize("case", [case for case in CASES if case.queries <= 41 and case.keys <= 41], ids=lambda case: case.name)
+def test_gradcheck_in_float64(case: Any, impl: str) -> None:
+    problem = build(case, torch.float64)
+    arguments = problem.arguments
+    if arguments["attn_mask"] is not None and arguments["attn_mask"].requires_grad:
+        # Perturbing −inf says nothing; the finite part of the mask is checked.
+        arguments["attn_mask"] = torch.where(arguments["attn_mask"].detach() == -math.inf, 0.0, arguments["attn_mask"].detach())
+        arguments["attn_mask"].requires_grad_()
+    names, leaves = zip(*problem.leaves().items(), strict=True)
+
+    def run(*values: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(names, values, strict=True))
+        positional = [given.pop(name) for name in ("query", "key", "value")]
+        output, rows = attention(*positional, **{**arguments, **given}, return_stats=True, impl=impl)
+        return output, rows.lse.masked_fill(rows.count == 0, 0.0) if case.is_causal or case.mask else rows.lse, rows.entropy
+
+    if case.keys == 0:
+        return  # nothing depends on anything; test_agreement holds the gradients to nought
+    assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+
+
+@every_implementation
+def test_a_second_derivative_is_refused(impl: str) -> None:
+    query, key, value = (x.double().requires_grad_() for x in tensors(1, 2, 3, 5))
+    output = attention(query, key, value, impl=impl)
+    (gradient,) = torch.autograd.grad(output.sin().sum(), query, create_graph=True)
+    with pytest.raises(UnsupportedError, match="a second derivative was asked for"):
+        gradient.sum().backward()
+
+
+@every_implementation
+def test_only_what_is_asked_for_gets_a_gradient(impl: str) -> None:
+    query, key, value = tensors(1, 2, 3, 5)
+    value.requires_grad_()
+    output, rows = attention(query, key, value, return_stats=True, impl=impl)
+    assert output.requires_grad
+    assert not rows.max.requires_grad
+    output.sum().backward()
+    assert query.grad is None
+    assert value.grad is not None
+    assert not attention(query, key, value.detach(), impl=impl).requires_grad
+
+
+@every_implementation
+@pytest.mark.parametrize("chosen", ["lse", "entropy", "output"])
+def test_each_differentiable_part_alone(chosen: str, impl: str) -> None:
+    query, key, value = (x.double().requires_grad_() for x in tensors(1, 2, 3, 5))
+
+    def run(*leaves: Tensor) -> Tensor:
+        output, rows = attention(*leaves, return_stats=True, impl=impl)
+        return output if chosen == "output" else getattr(rows, chosen)
+
+    assert torch.autograd.gradcheck(run, (query, key, value))
+
+
+@every_implementation
+def test_statistics_do_not_change_the_output(impl: str) -> None:
+    query, key, value = tensors(2, 3, 37, 17)
+    output, rows = attention(query, key, value, is_causal=True, return_stats=True, impl=impl)
+    assert torch.equal(output, attention(query, key, value, is_causal=True, impl=impl))
+    alone = row_stats(query, key, is_causal=True, impl=impl)
+    for name in ("lse", "entropy", "rest"):
+        assert torch.equal(getattr(alone, name), getattr(rows, name)), name
+
+
+class TestDropout:
+    """Dropout acts on the weights after the statistics, by a generator that counts."""
+
+    @every_implementation
+    def test_the_record_is_that_of_the_weights_before_it(self, impl: str) -> None:
+        query, key, value = tensors(2, 3, 7, 5)
+        dropped = attention(query, key, value, dropout_p=0.5, return_stats=True, impl=impl)
+        kept = attention(query, key, value, return_stats=True, impl=impl)
+        assert not torch.allclose(dropped[0], kept[0])
+        assert torch.equal(dropped[1].rest, kept[1].rest)
+
+    def test_every_implementation_and_tile_drops_the_same(self) -> None:
+        query, key, value = torch.randn(2, 3, 29, 5), torch.randn(2, 3, 1031, 5), torch.randn(2, 3, 1031, 5)
+        outputs, gradients = [], []
+        for impl in IMPLEMENTATIONS:
+            torch.manual_seed(11)
+            leaves = [x.double().requires_grad_() for x in (query, key, value)]
+            outputs.append(attention(*leaves, dropout_p=0.3, impl=impl))
+            gradients.append(torch.autograd.grad(outputs[-1].sin().sum(), leaves))
+        torch.testing.assert_close(*outputs)
+        torch.testing.assert_close(*gradients)
+
+    def test_the_share_that_is_kept(self) -> None:
+        p, keys = 0.3, 4001
+        zeros, ones = torch.zeros(1, 2, 101, 1), torch.ones(1, 2, keys, 1)
+        kept = attention(zeros, torch.zeros_like(ones), ones, dropout_p=p) * (1 - p)
+        share, sigma = kept.mean().item(), math.sqrt(p * (1 - p) / (2 * 101 * keys))
+        assert abs(share - (1 - p)) < 4 * sigma
+
+    def test_weights_are_dropped_independently_of_their_neighbours(self) -> None:
+        keys = 512
+        identity = torch.eye(keys).expand(1, 3, keys, keys)
+        zeros = torch.zeros(1, 3, 401, 8)
+        weights = attention(zeros, torch.zeros(1, 3, keys, 8), identity, dropout_p=0.5) * keys
+        kept = (weights > 0).double() * 2 - 1  # ±1
+        sigma = 1 / math.sqrt(3 * 401 * keys)
+        for shift in ((0, 1), (0, 2), (0, 4), (1, 0), (2, 0)):
+            neighbour = kept.roll(shift, dims=(-2, -1))
+            assert abs((kept * neighbour).mean().item()) < 5 * sigma, shift
+        assert abs((kept[:, 0] * kept[:, 1]).mean().item()) < 5 * sigma * math.sqrt(3), "heads"
+
+    def test_the_seed_comes_from_torchs_generator(self) -> None:
+        query, key, value = tensors(1, 2, 7, 5)
+        torch.manual_seed(3)
+        first, second = (attention(query, key, value, dropout_p=0.5) for _ in range(2))
+        torch.manual_seed(3)
+        again = attention(query, key, value, dropout_p=0.5)
+        assert torch.equal(first, again)
+        assert not torch.equal(first, second)
+
+    @every_implementation
+    def test_all_dropped_is_nought(self, impl: str) -> None:
+        query, key, value = (x.requires_grad_() for x in tensors(1, 2, 7, 5))
+        output = attention(query, key, value, dropout_p=1.0, impl=impl)
+        output.sum().backward()
+        assert not output.any()
+        assert query.grad is not None
+        assert not query.grad.any()
+
+
+def test_philox_is_philox() -> None:
+    # The known answers of Philox4x32-10 that its authors publish with the generator (Random123, kat_vectors).
+    from attemper.kernels.dropout import _philox
+
+    def words(counter: int, seed: int) -> list[int]:
+        return [x.item() for x in _philox(tuple(torch.tensor(counter) for _ in range(4)), seed)]
+
+    assert words(0, 0) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert words(0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_computes_in_its_dtype_and_gives_back_gradients_in_ours(dtype: torch.dtype) -> None:
+    query, key, value = (x.requires_grad_() for x in tensors(1, 2, 7, 5))
+    with torch.autocast("cpu", dtype=dtype):
+        output, rows = attention(query, key, value, return_stats=True)
+        assert F.scaled_dot_product_attention(query, key, value).dtype == output.dtype == dtype
+        output.sum().backward()
+    assert rows.max.dtype == torch.float32
+    assert query.grad is not None
+    assert query.grad.dtype == torch.float32
+    torch.testing.assert_close(rows.max, row_stats(query.to(dtype), key.to(dtype)).max)
+
+
+# Resuming after the break, dynamo reads .grad of what is no leaf, of which torch warns.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_compile_agrees_with_eager() -> None:
+    query, key, value = (x.requires_grad_() for x in tensors(1, 2, 7, 5))
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        output, rows = attention(q, k, v, is_causal=True, return_stats=True)
+        return output.sum() + rows.entropy.sum()
+
+    compiled = torch.compile(run, backend="aot_eager")
+    torch.testing.assert_close(compiled(query, key, value), run(query, key, value))
+
+
+def test_threads_do_not_disturb_one_another() -> None:
+    query, key, value = tensors(2, 3, 301, 17)
+    expected = attention(query, key, value, is_causal=True)
+    found: list[Tensor] = []
+    workers = [threading.Thread(target=lambda: found.append(attention(query, key, value, is_causal=True))) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(found) == 8
+    assert all(torch.equal(output, expected) for output in found)
+
+
+def test_the_reference_keeps_its_result_under_meddling_with_gradients() -> None:
+    query, key, value = (x.requires_grad_() for x in tensors(1, 2, 3, 5))
+    with torch.no_grad():
+        assert not attention(query, key, value).requires_grad
+    with torch.inference_mode():
+        output = attention(query, key, value)
+    torch.testing.assert_close(output.clone(), attention(query, key, value).detach())
+
+
+Q, K, V = torch.zeros(2, 3, 5, 7), torch.zeros(2, 3, 11, 7), torch.zeros(2, 3, 11, 13)
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("query", {"query": [1.0]}, r"query: got list; expected a torch\.Tensor"),
+    ("query dimensions", {"query": Q[0, 0]}, r"query: got shape \(5, 7\); expected \[\.\.\., heads, tokens, width\]"),
+    ("query dtype", {"query": Q.long()}, r"query: got torch\.int64; expected float32, float64, bfloat16 or float16"),
+    ("query complex", {"query": Q.cfloat()}, r"query: got torch\.complex64"),
+    ("query sparse", {"query": Q.to_sparse()}, r"query: got layout torch\.sparse_coo; expected a dense tensor"),
+    ("key dtype", {"key": K.half()}, r"key: got torch\.float16; expected torch\.float32, the dtype of query"),
+    ("key device", {"key": K.to("meta")}, "key: got a tensor on meta; expected one on cpu"),
+    ("key dimensions", {"key": K[0]}, r"key: got shape \(3, 11, 7\); expected 4 dimensions"),
+    ("key width", {"key": K[..., :5]}, r"key: got width 5 \(shape \(2, 3, 11, 5\)\); expected width 7"),
+    ("value keys", {"value": V[:, :, :4]}, r"value: got shape \(2, 3, 4, 13\); expected \[\.\.\., 3, 11, width\]"),
+    ("value heads", {"value": V[:, :1]}, r"value: got shape \(2, 1, 11, 13\)"),
+    ("value missing", {"value": None}, r"value: got NoneType; expected a torch\.Tensor"),
+    ("heads", {"key": K[:, :1], "value": V[:, :1]}, "key: got 1 heads; expected 3, as many as query has, or enable_gqa=True"),
+    (
+        "groups",
+        {"key": K[:, :2], "value": V[:, :2], "enable_gqa": True},
+        "key: got 2 heads; expected a divisor of query's 3 heads",
+    ),
+    (
+        "batch",
+        {"key": K.repeat(4, 1, 1, 1)[:3], "value": V.repeat(4, 1, 1, 1)[:3]},
+        r"query \(2,\) and key \(3,\) and value \(3,\)",
+    ),
+    ("mask kind", {"attn_mask": 1.0}, r"attn_mask: got float; expected a bool or float torch\.Tensor"),
+    ("mask dtype", {"attn_mask": torch.ones(5, 11, dtype=torch.int64)}, r"attn_mask: got torch\.int64; expected bool"),
+    (
+        "mask shape",
+        {"attn_mask": torch.ones(5, 10, dtype=torch.bool)},
+        r"attn_mask: got shape \(5, 10\); expected one that broadcasts to \[\.\.\., heads, queries, keys\] = \(2, 3, 5, 11\)",
+    ),
+    ("mask larger", {"attn_mask": torch.ones(1, 2, 3, 5, 11)}, r"attn_mask: got shape \(1, 2, 3, 5, 11\)"),
+    ("dropout", {"dropout_p": 1.5}, r"dropout_p: got 1\.5; expected a probability in \[0, 1\]"),
+    ("dropout nan", {"dropout_p": math.nan}, "dropout_p: got nan"),
+    ("causal", {"is_causal": 1}, "is_causal: got 1; expected True or False"),
+    ("scale kind", {"scale": "0.1"}, r"scale: got '0\.1'; expected a finite number, a tensor, or None"),
+    ("scale nan", {"scale": math.nan}, "scale: got nan"),
+    ("scale bool", {"scale": True}, "scale: got True"),
+    (
+        "scale heads",
+        {"scale": torch.ones(5)},
+        r"scale: got a 1-D tensor of shape \(5,\); expected \(3,\): one factor for each head",
+    ),
+    (
+        "scale shape",
+        {"scale": torch.ones(3, 4)},
+        r"scale: got shape \(3, 4\); expected one that broadcasts to \[\.\.\., heads, queries\]",
+    ),
+    (
+        "scale dtype",
+        {"scale": torch.ones((), dtype=torch.int64)},
+        r"scale: got a tensor of torch\.int64; expected a floating-point tensor",
+    ),
+    ("softcap", {"softcap": 0.0}, r"softcap: got 0\.0; expected a finite number above 0"),
+    ("softcap kind", {"softcap": "50"}, "softcap: got '50'"),
+    ("sinks kind", {"sinks": 0.5}, r"sinks: got float; expected a float torch\.Tensor"),
+    (
+        "sinks shape",
+        {"sinks": torch.zeros(4)},
+        r"sinks: got torch\.float32 of shape \(4,\); expected a float tensor of shape \(3,\)",
+    ),
+    ("window", {"window": 5}, r"window: got 5; expected \(left, right\)"),
+    ("window negative", {"window": (-1, 0)}, r"window: got \(-1, 0\)"),
+    ("window float", {"window": (1.0, None)}, r"window: got \(1\.0, None\)"),
+    ("offset", {"offset": 0.5}, r"offset: got 0\.5; expected a whole number"),
+    ("impl", {"impl": "fast"}, "impl: got 'fast'; expected one of 'auto', 'reference', 'blocked', 'cpu', 'triton'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_a_bad_argument_is_named_with_what_was_given_and_expected(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        attention(**{"query": Q, "key": K, "value": V, **changes})
+
+
+def test_nested_tensors_are_refused() -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(3, 5, 7)], layout=torch.jagged)
+    with pytest.raises(ArgumentError, match="query: got a nested tensor; expected a dense tensor; pad it"):
+        attention(nested, nested, nested)
+
+
+@pytest.mark.parametrize("impl", ["cpu", "triton"])
+def test_a_named_implementation_never_falls_back(impl: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"impl: '{impl}' is not available .*; available here: 'reference', 'blocked'"):
+        attention(Q, K, V, impl=impl)
+
+
+def test_the_root_lists_what_it_has() -> None:
+    with pytest.raises(AttributeError, match="module 'attemper' has no attribute 'atention'"):
+        _ = attemper.atention  # pyrefly: ignore

@@ -83,10 +83,8 @@ def effective(model: nn.Module, config: Any, call: CallEvidence) -> float | None
 def _call_findings(model: nn.Module, config: Any, call: CallEvidence, scaling: Scaling) -> Iterator[Finding]:
     expected = _expected(model, config, call.module, scaling)
     scales = _by_head(scaling)
-    if scales is None or (
-        len(scales) > 1 and not expected.certain
-    ):  # learned or by position: there is nothing to hold it against
-        return
+    if scales is None or (len(scales) > 1 and not expected.certain):
+        return  # learned, or by position: there is nothing to hold it against
     widths = _model_widths(model, config, call.module, scaling)
     verdicts: dict[Verdict, list[int]] = {}
     for head, scale in enumerate(scales):

@@ -132,7 +132,7 @@ def _cost(verdict: Verdict) -> str:
     if verdict.severity is Severity.INFO:
         return f"The standard deviation of the logits changes by the factor {verdict.ratio:.5g}: next to nothing."
     effect = "heads saturate and 16-bit range is lost" if abs(verdict.ratio) > 1 else "attention is nearer to uniform"
-    return f"The standard deviation of the logits is {verdict.ratio:.4g} times what the weights were made for: {effect}."
+    return f"The standard deviation of the logits is {verdict.ratio:.4g} times what the rule gives: {effect}."
 
 
 def _expected(model: nn.Module, config: Any, module: str, scaling: Scaling) -> ExpectedScale:

@@ -108,8 +108,9 @@ def _tell(recorder: Recorder, kind: str, function: Callable[..., Any], given: di
     queries, keys = query.shape[2], key.shape[2]
     cross = crosses(recorder, name) or bool(getattr(module, "is_cross_attention", False))
     with recorder.quiet(), torch.no_grad():
-        mask = _mask(given.get("attention_mask"), query, key)
-        is_causal = _is_causal(kind, given, mask is None or given["attention_mask"].ndim == 2, queries)
+        passed = given.get("attention_mask")
+        mask = _mask(passed, query, key)
+        is_causal = _is_causal(kind, given, passed is None or (isinstance(passed, Tensor) and passed.ndim == 2), queries)
         if kind in ("sdpa", "custom") and is_causal and mask is None and keys > queries:
             key, value = key[:, :, :queries], value[:, :, :queries]  # an empty preallocated cache: the rest is not used
             keys = queries

@@ -56,15 +56,15 @@ class Recorder:
 
     @property
     def listening(self) -> bool:
-        """False while a call is already being told, in the observer, in other threads, and inside a backward pass.
+        """False while a call is being told, in the observer, in other threads, in a graph being traced, in a backward pass.
 
-        Inside a backward pass the forward code runs again under activation checkpointing, in either of its forms.
+        There the forward code runs again under activation checkpointing, in either of its forms.
         """
         return (
-            not self._quiet
+            not torch.compiler.is_compiling()  # first: what follows cannot be traced
+            and not self._quiet
             and threading.get_ident() == self._thread
             and torch._C._current_graph_task_id() == -1
-            and not torch.compiler.is_compiling()
         )
 
     @contextlib.contextmanager

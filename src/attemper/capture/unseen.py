@@ -28,7 +28,7 @@ def find_unseen(model: nn.Module, recorder: Recorder) -> tuple[Unseen, ...]:
         reasons[""] = recorder.refused[""]
     alike = {name: module for name, module in model.named_modules() if _is_attention(module) and name not in recorder.covered}
     for name in alike:
-        if _any_inside(name, reasons) or _inside_any(name, reasons):
+        if name in reasons or _any_inside(name, reasons) or _inside_any(name, reasons):
             continue
         if recorder.ran[name]:
             reasons[name] = "it ran, and neither a call that capture sees nor a softmax over logits was seen in it"

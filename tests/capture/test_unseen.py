@@ -1,0 +1,134 @@
+"""What capture did not see is said, with the reason; what it saw is not."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attemper.capture import Unseen, capture
+from tests.capture.architectures import build
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own, TorchScript's deprecation
+
+
+class EagerAttention(nn.Module):
+    """Attention in plain products, behind any form of softmax."""
+
+    def __init__(self, softmax: str = "function") -> None:
+        super().__init__()
+        self.softmax = nn.Softmax(dim=-1) if softmax == "module" else None
+        self.kind = softmax
+
+    def forward(self, q: Tensor) -> Tensor:
+        z = q @ q.transpose(-1, -2)
+        if self.softmax is not None:
+            return self.softmax(z) @ q
+        return {"function": F.softmax, "torch": torch.softmax, "method": Tensor.softmax}[self.kind](z, dim=-1) @ q
+
+
+class FusedAttention(nn.Module):
+    """Attention that is seen."""
+
+    def forward(self, q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q)
+
+
+class Mixer(nn.Module):
+    """Attends without saying so in its name."""
+
+    def forward(self, q: Tensor) -> Tensor:
+        return (q @ q.mT).softmax(-1) @ q
+
+
+class AttentionNorm(nn.LayerNorm):
+    """Carries the word and does not attend."""
+
+
+class LinearAttention(nn.Module):
+    """Has the name and no softmax."""
+
+    def forward(self, q: Tensor) -> Tensor:
+        return q @ (q.transpose(-1, -2) @ q)
+
+
+def unseen(model: nn.Module, *args: Tensor) -> list[tuple[str, str]]:
+    with torch.no_grad(), capture(model, lambda call: None) as seen:
+        model(*args)
+        inside = seen.unseen()
+    assert seen.unseen() == inside
+    return [(each.module, each.reason) for each in inside]
+
+
+@pytest.mark.parametrize("softmax", ["function", "torch", "method", "module"])
+def test_eager_attention_is_named_by_its_softmax(softmax: str) -> None:
+    ((name, reason),) = unseen(nn.Sequential(EagerAttention(softmax), FusedAttention()), torch.randn(1, 2, 3, 4))
+    assert name == "0"
+    assert "a softmax over logits ran" in reason
+
+
+def test_a_module_that_does_not_say_attention() -> None:
+    ((name, reason),) = unseen(nn.Sequential(nn.Identity(), Mixer()), torch.randn(1, 2, 3, 4))
+    assert name == "1"
+    assert "a softmax over logits ran" in reason
+
+
+def test_names_alone() -> None:
+    ((name, reason),) = unseen(nn.Sequential(AttentionNorm(4), LinearAttention()), torch.randn(1, 2, 3, 4))
+    assert name == "1"
+    assert "neither a call that capture sees nor a softmax" in reason
+
+
+def test_softmax_that_is_no_attention() -> None:
+    class Router(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.softmax(1) + x[0].softmax(-1)  # over another dimension; of fewer dimensions
+
+    assert unseen(nn.Sequential(Router()), torch.randn(1, 2, 3, 4)) == []
+
+
+def test_modules_that_never_ran() -> None:
+    model = nn.ModuleDict(
+        {"used": FusedAttention(), "spare": EagerAttention(), "nested": nn.ModuleDict({"attn": nn.MultiheadAttention(4, 2)})}
+    )
+    with capture(model, lambda call: None) as seen:
+        model["used"](torch.randn(1, 2, 3, 4))
+    assert seen.unseen() == (Unseen("spare", "it never ran"), Unseen("nested.attn", "it never ran"))
+
+
+def test_the_outermost_of_several_that_never_ran() -> None:
+    class OuterAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = EagerAttention()
+
+    model = nn.ModuleList([OuterAttention()])
+    with capture(model, lambda call: None) as seen:
+        pass
+    assert seen.unseen() == (Unseen("0", "it never ran"),)
+
+
+def test_scripted_modules_hide_their_calls() -> None:
+    model = nn.Sequential(torch.jit.trace(FusedAttention(), torch.randn(1, 2, 3, 4)), torch.jit.script(nn.Linear(4, 4)))
+    ((name, reason),) = unseen(model, torch.randn(1, 2, 3, 4))
+    assert name == "0"
+    assert "TorchScript" in reason
+
+
+def test_flex_attention_is_refused_by_name() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    class Flex(nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return flex_attention(q, q, q)  # type: ignore[return-value]
+
+    ((name, reason),) = unseen(nn.Sequential(Flex()), torch.randn(1, 2, 16, 16))
+    assert name == "0"
+    assert "flex_attention" in reason
+
+
+def test_half_of_a_model_that_bypasses_the_interface() -> None:
+    model, inputs = build("gpt2", attn="eager", reorder_and_upcast_attn=True)
+    with torch.no_grad(), capture(model, lambda call: None) as seen:
+        model(**inputs)
+    assert seen.calls == 0
+    assert [each.module for each in seen.unseen()] == ["transformer.h.0.attn", "transformer.h.1.attn"]

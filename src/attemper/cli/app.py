@@ -64,9 +64,8 @@ def run(arguments: Sequence[str]) -> int:
         _complain(str(error))
         return COULD_NOT_RUN
     except BrokenPipeError:
-        # Whoever read our output has gone; nothing more can be said on stdout, not even by the interpreter at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return COULD_NOT_RUN
+        _close_stdout()
+        return 0
     except KeyboardInterrupt:
         _complain("interrupted")
         return INTERRUPTED
@@ -144,8 +143,7 @@ def _check(
         else:
             write_report(report, {each.code: each.name for each in RULES})
     except BrokenPipeError:
-        # The answer stands, whether or not somebody read all of it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_stdout()  # the answer stands, whether or not somebody read all of it
     raise typer.Exit(code)
 
 
@@ -181,6 +179,11 @@ def _complain(message: str) -> None:
     from attemper.report.names import safe
 
     sys.stderr.write(f"attemper: {safe(' '.join(message.split()))}\n")
+
+
+def _close_stdout() -> None:
+    """Whoever read it has gone: nothing more can be said there, not even by the interpreter when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _make_encodable() -> None:

@@ -14,7 +14,7 @@ LEGEND = (
     "max logit and centred (max − mean of a row): largest. entropy: mean of H / ln(keys). saturated: share of rows with a weight "
     "above 0.99. gain: mean of 1 − Σp². fp16 room: 65504 / largest |q·k|. scale: factor on q·k, — where it varies."
 )
-_MOST_PLACES = 6
+_MOST_MESSAGES = 6
 _MOST_LISTED = 10
 
 
@@ -23,8 +23,9 @@ class Group:
     """Findings of one code and severity, folded: the rule's name is added by the renderer that knows it.
 
     Attributes:
-        code, severity: of all of them; places: how many; messages: (where, what), the first few, worst first.
-        more: how many are not listed; cost, remedy, source: of the first.
+        code, severity: of all of them; places: how many.
+        messages: (where, what), the first few, worst first; places that say the same are one; more: how many are not listed.
+        cost, remedy, source: of the first.
     """
 
     code: str
@@ -113,6 +114,19 @@ def listed(names: Sequence[str], most: int = _MOST_LISTED) -> str:
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def together(names: Sequence[str]) -> str:
+    """Several module names as one: "blocks.[0, 1, 3].attention" where they differ in one number, else the first few."""
+    prefix, suffix = _common(names)
+    middles = [_parts(name)[len(prefix) : len(_parts(name)) - len(suffix)] for name in names]
+    if len(names) > 1 and all(len(middle) == 1 and middle[0].isdecimal() for middle in middles):
+        numbers = sorted({int(middle[0]) for middle in middles})
+        within = (
+            f"{numbers[0]}-{numbers[-1]}" if numbers == list(range(numbers[0], numbers[-1] + 1)) else ", ".join(map(str, numbers))
+        )
+        return ".".join([*prefix, f"[{within}]", *suffix])
+    return listed(names, 4)
+
+
 _NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "info"}
 
 
@@ -145,17 +159,20 @@ def _room(product: float) -> str:
 
 def _fold(severity: Severity, code: str, findings: list[Finding]) -> Group:
     worst = sorted(findings, key=_distance, reverse=True)
-    messages = tuple((_place(finding), safe(finding.message)) for finding in worst[:_MOST_PLACES])
     first = worst[0]
+    places: dict[str, list[str]] = {}
+    for finding in worst:
+        places.setdefault(safe(finding.message), []).append(_place(finding))
+    messages = [(together(names), message) for message, names in places.items()]
     return Group(
-        code,
-        severity,
-        len(findings),
-        messages,
-        len(findings) - len(messages),
-        safe(first.cost),
-        safe(first.remedy),
-        safe(first.source),
+        code=code,
+        severity=severity,
+        places=len(findings),
+        messages=tuple(messages[:_MOST_MESSAGES]),
+        more=max(0, len(messages) - _MOST_MESSAGES),
+        cost=safe(first.cost),
+        remedy=safe(first.remedy),
+        source=safe(first.source),
     )
 
 

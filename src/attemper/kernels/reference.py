@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attemper.kernels.dropout import keep_factor
 from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Tile, Upstream, logits_of, masking, nonfinite
-from attemper.stats import RowStats
+from attemper.stats import RowStats, record_and_weights
 
 
 def forward(inputs: Inputs, rules: Rules, *, statistics: bool) -> Forward:
@@ -58,19 +58,9 @@ def _attention(inputs: Inputs, rules: Rules) -> tuple[Tensor | None, RowStats]:
     scale = _per_row(inputs.scale, batch, heads, queries)
     sinks = None if inputs.sinks is None else _per_row(inputs.sinks.unsqueeze(-1), batch, heads, queries)
     logits = logits_of(products, scale, rules.softcap, bias)
-    rows = RowStats.from_logits(logits, seen, products, sinks)
+    rows, weights = record_and_weights(logits, seen, products, sinks)
     if value is None:
         return None, rows
-
-    # The shift is taken off before anything is multiplied in; an empty row has no weights, not NaN.
-    top = rows.max if sinks is None else torch.maximum(rows.max, sinks.detach())
-    shift = torch.where(top == -torch.inf, 0.0, top).unsqueeze(-1)
-    shifted = logits - shift if seen is None else torch.where(seen, logits - shift, -torch.inf)
-    exponentials = torch.exp(shifted)
-    total = exponentials.sum(-1, keepdim=True)
-    if sinks is not None:
-        total = total + torch.exp(sinks.unsqueeze(-1) - shift)
-    weights = exponentials / torch.where(total == 0.0, 1.0, total)
     if rules.dropout_p > 0.0:
         weights = weights * keep_factor(rules.seed, rules.dropout_p, batch, heads, whole, dtype=dtype, device=query.device)
     return _weighted(weights, value, seen), rows

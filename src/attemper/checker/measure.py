@@ -37,8 +37,12 @@ def measure(subject: Subject, inputs: Inputs) -> tuple[Evidence, tuple[Unseen, .
     padding = padding_mask(inputs)
     reduced: list[Reduced] = []
 
+    decodes = getattr(config, "is_encoder_decoder", False)
+
     def observe(call: AttentionCall) -> None:
-        reduced.append(reduce_call(call, padding))
+        # The mask of an encoder-decoder's inputs is about the encoder's tokens: also its decoder may have as many of its own.
+        other = decodes and call.self_attention and probes.in_causal_part(model, config, call.module)
+        reduced.append(reduce_call(call, None if other else padding))
 
     with evaluating(model), torch.no_grad():
         with (

@@ -34,7 +34,7 @@ def read(checkpoint: Checkpoint, options: Options) -> tuple[Any, frozenset[str],
         with quiet(transformers):
             config = transformers.AutoConfig.from_pretrained(folder, **shared)
             model_class, note = _model_class(transformers, config, options)
-            _check_size(model_class, config, checkpoint)
+            _check_size(model_class, config, checkpoint, options)
             model, info = model_class.from_pretrained(
                 folder,
                 config=config,
@@ -166,11 +166,14 @@ def _check_config(checkpoint: Checkpoint) -> None:
     walk(checkpoint.config)
 
 
-def _check_size(model_class: Any, config: Any, checkpoint: Checkpoint) -> None:
+def _check_size(model_class: Any, config: Any, checkpoint: Checkpoint, options: Options) -> None:
     if getattr(config, "quantization_config", None) is not None:
         return  # packed numbers: one element may hold many
     with torch.device("meta"):
-        skeleton = model_class._from_config(config) if hasattr(model_class, "_from_config") else model_class.from_config(config)
+        if hasattr(model_class, "_from_config"):
+            skeleton = model_class._from_config(config)
+        else:  # an Auto class; transformers asks on the terminal where it is not told
+            skeleton = model_class.from_config(config, trust_remote_code=options.trust_remote_code)
     described = sum(parameter.numel() for parameter in skeleton.parameters())
     if described > SLACK_FACTOR * checkpoint.elements + SLACK_ELEMENTS:
         raise LoadError(

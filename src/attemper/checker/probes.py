@@ -81,7 +81,7 @@ def padding(
     subject: Subject, inputs: Inputs, outputs: Outputs, evidence: Evidence, padding: Tensor | None, run: Run
 ) -> Leak | None:
     """Change what is embedded at padded positions; None where nothing is padded, or no attention call shows padded keys."""
-    embed = _embedding(subject.model)
+    embed = embedding(subject.model)
     if padding is None or bool(padding.all()) or outputs.hidden is None or embed is None:
         return None
     if not any(call.sees_padding for call in evidence.calls) or hasattr(subject.config, "expert_capacity"):
@@ -183,7 +183,8 @@ def _leak(moved: Tensor, counts: Tensor, before: Tensor, changed: int) -> Leak |
     return Leak(float(shown.max()), allowed, int(beyond.sum()), first, changed)
 
 
-def _embedding(model: nn.Module) -> nn.Module | None:
+def embedding(model: nn.Module) -> nn.Module | None:
+    """The module that embeds the model's tokens, None where it has none or does not say."""
     getter = getattr(model, "get_input_embeddings", None)
     try:
         found = getter() if callable(getter) else None

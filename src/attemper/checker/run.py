@@ -14,6 +14,7 @@ from attemper.checker.masks import mask_findings
 from attemper.checker.measure import measure
 from attemper.checker.numeric_range import range_findings
 from attemper.checker.options import Options
+from attemper.checker.probes import embedding
 from attemper.checker.scale import effective, scale_findings
 from attemper.errors import LoadError
 from attemper.report import Finding, LayerRow, Report, Severity
@@ -83,12 +84,13 @@ def check(
 
 def _refuse_random_attention(subject: Subject, evidence: Evidence) -> None:
     modules = {call.module for call in evidence.calls}
+    embeds = embedding(subject.model)
+    modules |= {name for name, module in subject.model.named_modules() if module is embeds}
     random = sorted(name for name in subject.missing if any(name.startswith(module + ".") for module in modules))
     if random:
         raise LoadError(
-            f"{subject.name} lacks weights of attention ({len(random)} parameters, such as {random[0]}): they would be random "
-            f"and every "
-            "figure meaningless; does config.json belong to these weights?"
+            f"{subject.name} lacks weights of attention or of the embedding ({len(random)} parameters, such as {random[0]}): "
+            "they would be random and every figure meaningless; does config.json belong to these weights?"
         )
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from attemper.kernels.dropout import keep_factor
 from attemper.kernels.spec import Inputs, Rules, Tile, fold_groups, keys_in_reach, logits_of, masking, unfold_groups
 
-_TILE_KEYS = 512
-# Elements of a tile over all batches and heads: 8 MiB in float32, a few of which are alive at a time.
-_TILE_ELEMENTS = 2**21
+_TILE_KEYS = 256
+# Elements of a tile over all batches and heads: 2 MiB in float32, a few of which are alive at a time; near the fastest, too.
+_TILE_ELEMENTS = 2**19
 
 
 class TileLogits(NamedTuple):

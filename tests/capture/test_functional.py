@@ -99,6 +99,26 @@ def test_fewer_key_heads_stay_fewer() -> None:
     agrees(call, output)
 
 
+def test_autocast_shows_what_is_multiplied() -> None:
+    autocast: list[bool] = []
+    model = Block(F.scaled_dot_product_attention)
+    with torch.autocast("cpu", torch.bfloat16):
+        output, (call,) = seen(model, *qkv(BATCH))
+        with capture(model, lambda call: autocast.append(torch.is_autocast_enabled("cpu"))):
+            model(*qkv(BATCH))
+    assert autocast == [False]
+    assert output.dtype == call.query.dtype == call.key.dtype == torch.bfloat16
+    assert call.row_stats().lse.dtype == torch.float32
+    agrees(call, output)
+
+
+def test_statistics_are_exact_whatever_autocast_says() -> None:
+    _, (call,) = seen(Block(F.scaled_dot_product_attention), *qkv(BATCH))
+    exact = call.row_stats()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(call.row_stats().lse, exact.lse)
+
+
 def test_dropout_draws_the_same_numbers() -> None:
     _, (call,) = seen(Block(F.scaled_dot_product_attention, dropout_p=0.5), *qkv(BATCH))
     assert call.dropout_p == 0.5

@@ -150,6 +150,8 @@ def test_generation_is_the_same_and_offsets_follow_the_cache(name: str, padding:
     assert len(calls) == len(results) == (18 if name == "t5" else 8)
     for call, result in zip(calls, results, strict=True):
         agrees(call, result)
+    if cache == "static" and (name, attn) == ("qwen3", "sdpa"):  # no mask: the causal rule over what is filled of the cache
+        assert [(call.is_causal, call.key.shape[2], call.offset) for call in calls[:2]] == [(True, TOKENS, 0)] * 2
     if cache == "dynamic":
         own = [call for call in calls if call.self_attention][-2:]
         assert [call.query.shape[2] for call in own] == [1, 1]

@@ -95,6 +95,38 @@ def test_after_a_models_exception_names_are_right_again() -> None:
     assert seen.calls == 5
 
 
+def test_names_survive_what_torch_does_not_tell_hooks_of() -> None:
+    class Interrupted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyboardInterrupt  # no Exception: forward hooks are not called
+
+    class Patient(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Interrupted()
+
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                return self.inner(x)
+            except KeyboardInterrupt:
+                return x
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Patient(), Attend()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)[:, None]
+            return self.second(F.scaled_dot_product_attention(x, x, x)[:, 0])
+
+    calls: list[AttentionCall] = []
+    model = Outer()
+    with capture(model, calls.append):
+        model(torch.randn(2, 3, 6))
+    assert [call.module for call in calls] == ["", "second"]
+
+
 @pytest.mark.parametrize("kind", ["huggingface", "sdpa", "multihead"])
 def test_nothing_is_kept_alive(kind: str) -> None:
     model, inputs = model_of(kind)

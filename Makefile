@@ -3,6 +3,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+BENCHMARKS ?= import_time check_time memory
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
 	"$$p" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 
@@ -30,7 +31,7 @@ demo: $(VENV)/.for-run  ## what attemper finds on a model that forgot its scale,
 test: $(VENV)/.for-test $(VENV)/.real-models  ## the tests
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
-check: lint types layers docs wheel test  ## everything that CI runs
+check: lint types layers docs wheel bench test  ## everything that CI runs
 
 format: $(VENV)/.for-dev  ## rewrite the sources in the house's format
 	$(BIN)/ruff check --fix --quiet .
@@ -53,8 +54,7 @@ wheel: $(VENV)/.for-dev  ## build sdist and wheel in dist/, and try the wheel be
 	$(BIN)/python .ci/try_wheel.py
 
 bench: $(VENV)/.for-test $(VENV)/.real-models  ## the benchmarks that have a bar to hold
-	$(BIN)/python -m benchmarks.import_time
-	$(BIN)/python -m benchmarks.check_time
+	$(foreach name,$(BENCHMARKS),$(BIN)/python -m benchmarks.$(name) &&) true
 
 clean:  ## remove everything that was made here
 	rm -rf $(VENV) build dist docs/_build docs/rules .pytest_cache .ruff_cache .hypothesis .import_linter_cache

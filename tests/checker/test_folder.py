@@ -68,6 +68,18 @@ class TestFolder:
         (checkpoints.config_only(tmp_path) / "model.safetensors").mkdir()
         refused(tmp_path, r"model\.safetensors is not a regular file")
 
+    @pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "vocab.txt"])
+    def test_a_link_that_leads_out(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / "secret").write_text("{}")
+        folder = checkpoints.save(checkpoints.llama(), tmp_path / "model", tokenizer=False)
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(tmp_path / "secret")
+        refused(folder, f"{name} is a link that leads out of the folder")
+
+    def test_a_name_that_no_file_can_have(self) -> None:
+        with pytest.raises(LoadError, match="File name too long"):
+            attemper.check("./" + "x" * 5000)
+
     def test_a_pipe_in_place_of_the_config(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "config.json")
         refused(tmp_path, r"has no config\.json")
@@ -226,7 +238,17 @@ class TestConfigurations:
         self.check(folder, "num_hidden_layers = 1000000000", num_hidden_layers=10**9)
 
     def test_far_more_parameters_than_the_files_hold(self, folder: Path) -> None:
-        self.check(folder, r"describes \d+ parameters, but the weight files hold \d+", vocab_size=10**12)
+        self.check(folder, r"describes \d+ numbers, but the weight files hold \d+", vocab_size=10**12)
+
+    def test_far_more_positions_than_anyone_has(self, tmp_path: Path) -> None:
+        folder = checkpoints.save(checkpoints.bert(), tmp_path)
+        self.check(folder, r"describes \d+ numbers, but the weight files hold \d+", max_position_embeddings=10**11)
+
+    def test_deep_nesting(self, folder: Path) -> None:
+        nested: dict[str, Any] = {"num_hidden_layers": 10**9}
+        for _ in range(900):
+            nested = {"a": nested}
+        self.check(folder, "num_hidden_layers = 1000000000|cannot be read as JSON", own=nested)
 
     def test_attention_code_from_elsewhere(self, folder: Path) -> None:
         self.check(folder, "names attention code elsewhere", _attn_implementation="someone/kernel")

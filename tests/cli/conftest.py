@@ -1,17 +1,5 @@
-"""Checkpoint folders that several tests read and none changes."""
+"""Fixtures of these tests."""
 
-from pathlib import Path
+from tests.folders import bert_folder, llama_folder
 
-import pytest
-
-from tests import checkpoints
-
-
-@pytest.fixture(scope="session")
-def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoints.save(checkpoints.llama(), tmp_path_factory.mktemp("llama") / "model")
-
-
-@pytest.fixture(scope="session")
-def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoints.save(checkpoints.bert(), tmp_path_factory.mktemp("bert") / "model")
+__all__ = ["bert_folder", "llama_folder"]

@@ -61,6 +61,9 @@ def open_checkpoint(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
         raise LoadError(
             f"{folder} has no {CONFIG}; expected a folder in Hugging Face's layout, or package.module:factory for other models"
         )
+    for entry in folder.iterdir():
+        if entry.is_symlink() and entry.exists() and not entry.is_dir():
+            inside(folder, entry.name)  # other files than weights are read too
     config = read_json(inside(folder, CONFIG))
     if (folder / "adapter_config.json").exists():
         raise LoadError(f"{folder} holds an adapter (adapter_config.json); merge it into its base model and check the result")

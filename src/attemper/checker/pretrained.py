@@ -152,18 +152,17 @@ def _model_class(transformers: Any, config: Any, options: Options) -> tuple[Any,
 
 
 def _check_config(checkpoint: Checkpoint) -> None:
-    def walk(values: dict[str, Any]) -> None:
-        for key, value in values.items():
+    remaining = [checkpoint.config]  # a list, not recursion: nesting is up to the file
+    while remaining:
+        for key, value in remaining.pop().items():
             if isinstance(value, dict):
-                walk(value)
+                remaining.append(value)
             elif "layer" in key and type(value) is int and value > MAX_LAYERS:
                 raise LoadError(f"{checkpoint.folder}/config.json asks for {key} = {value}; at most {MAX_LAYERS} are accepted")
             elif "attn_implementation" in key and isinstance(value, str) and "/" in value:
                 raise LoadError(
                     f"{checkpoint.folder}/config.json names attention code elsewhere ({value!r}); remove {key} to check it"
                 )
-
-    walk(checkpoint.config)
 
 
 def _check_size(model_class: Any, config: Any, checkpoint: Checkpoint, options: Options) -> None:
@@ -174,10 +173,10 @@ def _check_size(model_class: Any, config: Any, checkpoint: Checkpoint, options: 
             skeleton = model_class._from_config(config)
         else:  # an Auto class; transformers asks on the terminal where it is not told
             skeleton = model_class.from_config(config, trust_remote_code=options.trust_remote_code)
-    described = sum(parameter.numel() for parameter in skeleton.parameters())
+    described = sum(tensor.numel() for tensor in [*skeleton.parameters(), *skeleton.buffers()])
     if described > SLACK_FACTOR * checkpoint.elements + SLACK_ELEMENTS:
         raise LoadError(
-            f"{checkpoint.folder}/config.json describes {described} parameters, but the weight files hold {checkpoint.elements}; "
+            f"{checkpoint.folder}/config.json describes {described} numbers, but the weight files hold {checkpoint.elements}; "
             "expected a configuration that fits them"
         )
 

@@ -13,7 +13,7 @@ from attemper.checker.load import Subject, load
 from attemper.checker.masks import mask_findings
 from attemper.checker.measure import measure
 from attemper.checker.numeric_range import range_findings
-from attemper.checker.options import Options
+from attemper.checker.options import Options, one_line
 from attemper.checker.probes import embedding
 from attemper.checker.scale import effective, scale_findings
 from attemper.errors import LoadError
@@ -59,10 +59,13 @@ def check(
     options = Options(dtype, allow_pickle, trust_remote_code, max_tokens)
     wanted, unwanted = prefixes("select", select), prefixes("ignore", ignore)
     tell = progress or (lambda _words: None)
-    tell("loading the model")
-    subject = load(model, options)
-    tell("preparing inputs")
-    arguments = prepare(subject, inputs, options)
+    try:
+        tell("loading the model")
+        subject = load(model, options)
+        tell("preparing inputs")
+        arguments = prepare(subject, inputs, options)
+    except OSError as error:
+        raise LoadError(f"a file could not be read: {one_line(error)}") from error
     tell(f"running {subject.name}")
     evidence, unseen = measure(subject, arguments)
     _refuse_random_attention(subject, evidence)

@@ -6,9 +6,7 @@ Only the mask and the position rules are read; a float mask hides a pair as it d
 import torch
 from torch import Tensor
 
-from attemper.capture.record import AttentionCall
-
-HIDDEN = -1e4
+from attemper.capture.record import HIDDEN, AttentionCall
 
 
 def is_self_attention(call: AttentionCall) -> bool:

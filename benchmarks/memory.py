@@ -23,9 +23,8 @@ MIB = 2**20
 
 def main() -> int:
     """Print the table; 1 if a bar is missed."""
-    print(
-        f"batch 1, heads {HEADS}, width {WIDTH}, float32, causal, statistics on; MiB beyond inputs, {torch.get_num_threads()} threads"
-    )
+    threads = torch.get_num_threads()
+    print(f"batch 1, heads {HEADS}, width {WIDTH}, float32, causal, statistics on; MiB beyond inputs, {threads} threads")
     print(f"{'N':>6}  {'blocked fwd':>11}  {'blocked fwd+bwd':>15}  {'materialised fwd+bwd':>20}  {'one N x N matrix':>16}")
     both = {}
     for length in LENGTHS:

@@ -4,7 +4,6 @@ A record holds the call's own tensors, detached, on the device where they are; n
 are not copies: what the model writes over afterwards (a preallocated cache) changes in the record too.
 """
 
-import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -82,18 +81,17 @@ class AttentionCall:
         mask = self.attn_mask
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.masked_fill(mask <= HIDDEN, -torch.inf)
-        with torch.no_grad(), without_autocast(self.query.device):
-            return row_stats(
-                self.query,
-                self.key,
-                mask,
-                self.is_causal,
-                scale=self.scale,
-                softcap=self.softcap,
-                sinks=self.sinks,
-                window=self.window,
-                offset=self.offset,
-            )
+        return row_stats(
+            self.query,
+            self.key,
+            mask,
+            self.is_causal,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            window=self.window,
+            offset=self.offset,
+        )
 
     def query_mask(self) -> Tensor | None:
         """[batch, queries], True where the query is a real token; None where nothing says that any is padding.
@@ -117,13 +115,6 @@ class AttentionCall:
         if right is not None:
             visible = visible & (distance <= self.offset + right)
         return visible.any(-2).any(1).expand(self.query.shape[0], queries)
-
-
-def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Statistics are exact: the model's autocast must not round them."""
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return contextlib.nullcontext()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from attemper.capture.projections import Origin, kept_kind, origin
-from attemper.capture.record import AttentionCall, without_autocast
+from attemper.capture.record import AttentionCall
+from attemper.ops import without_autocast
 
 Observer = Callable[[AttentionCall], None]
 

@@ -2,6 +2,7 @@
 
 from attemper.ops.arguments import Window
 from attemper.ops.attention import attention, row_stats
+from attemper.ops.differentiation import without_autocast
 from attemper.ops.implementations import IMPLEMENTATIONS, Implementation
 
-__all__ = ["IMPLEMENTATIONS", "Implementation", "Window", "attention", "row_stats"]
+__all__ = ["IMPLEMENTATIONS", "Implementation", "Window", "attention", "row_stats", "without_autocast"]

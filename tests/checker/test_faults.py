@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import attemper
+from attemper.errors import LoadError
 from attemper.report import Finding, Report, Severity
 from tests import checkpoints
 from tests.capture.architectures import build
@@ -220,6 +221,11 @@ class TestFuture:
         assert "2 of its 3 self-attention calls are" in finding.message
         assert f"from position {position} on" in finding.message
 
+    def test_one_step_ahead(self) -> None:
+        mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+        (finding,) = found(attemper.check(Stack([mask, mask, mask | mask.roll(1, dims=1).tril(1)])), "ATT402")
+        assert finding.module == "layers.2"
+
     def test_nothing_is_claimed_for_an_encoder(self) -> None:
         report = attemper.check(checkpoints.bert())
         assert "ATT402" not in codes(report)
@@ -271,6 +277,12 @@ class TestPadding:
         assert finding.severity is Severity.ERROR
         assert finding.module == "encoder.layer.0.attention.self"
 
+    def test_a_leak_past_attention_is_not_laid_to_attention(self) -> None:
+        model = checkpoints.bert()
+        # A convolution over the tokens, say, which has never heard of padding.
+        model.embeddings.register_forward_hook(lambda _module, _args, output: output + output.roll(-1, dims=1))
+        assert "ATT403" not in codes(attemper.check(model))
+
     def test_one_that_heeds_it_is_clean(self) -> None:
         report = attemper.check(checkpoints.bert())
         assert report.inputs.startswith("random token ids")
@@ -313,6 +325,11 @@ class TestNotFinite:
         assert "this is not attention" in finding.message
         assert finding.module.startswith("model.layers.0.mlp")
         assert "float16" in finding.message
+
+    def test_inputs_that_are_not_numbers(self) -> None:
+        inputs = qkv() | {"k": torch.full((BATCH, HEADS, TOKENS, WIDTH), math.nan)}
+        with pytest.raises(LoadError, match="inputs: 'k' holds NaN"):
+            attemper.check(Bare(), inputs)
 
     def test_a_sum_between_modules_is_laid_to_the_module_that_adds(self) -> None:
         class Adds(Stack):

@@ -45,7 +45,7 @@ def prepare(subject: Subject, given: Any, options: Options) -> Inputs:
     inputs = _given(subject, given, options) if given is not None else _default(subject, options)
     if not inputs.args and subject.config is not None:
         inputs = _completed(subject, inputs)
-    _check_names(subject, inputs)
+    _check_arguments(subject, inputs)
     return _in_dtype(subject, inputs)
 
 
@@ -197,7 +197,10 @@ def _completed(subject: Subject, inputs: Inputs) -> Inputs:
     return Inputs(inputs.args, kwargs, f"{inputs.description}; {ids.shape[1]} decoder tokens", inputs.notes)
 
 
-def _check_names(subject: Subject, inputs: Inputs) -> None:
+def _check_arguments(subject: Subject, inputs: Inputs) -> None:
+    for name, value in [*inputs.kwargs.items(), *enumerate(inputs.args)]:
+        if isinstance(value, Tensor) and value.is_floating_point() and bool(value.isnan().any()):
+            raise LoadError(f"inputs: {name!r} holds NaN; expected numbers")
     accepted = inspect.signature(subject.model.forward).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
         return

@@ -308,7 +308,9 @@ class TestStreams:
         assert "\x1b" not in run(capsys, "check")[1]
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("TERM", "xterm-256color")
-        assert "\x1b[1;31mATT101 error" in run(capsys, "check")[1]
+        _, out, err = run(capsys, "check")
+        assert "\x1b[1;31mATT101 error" in out
+        assert err == ""
         monkeypatch.setenv("NO_COLOR", "1")
         assert "\x1b[1;31m" not in run(capsys, "check")[1]
 

@@ -44,11 +44,10 @@ def write_lines(lines: list[str]) -> None:
 @contextlib.contextmanager
 def progress() -> Generator[Callable[[str], None]]:
     """A function that says on stderr what is being done, if stderr is a terminal."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
+    if not sys.stderr.isatty():  # rich would take FORCE_COLOR, which asks for colour in a log, for a terminal
         yield lambda _words: None
         return
-    with console.status("", spinner="line") as status:
+    with Console(stderr=True, highlight=False).status("", spinner="line") as status:
         yield lambda words: status.update(_plain(words))
 
 

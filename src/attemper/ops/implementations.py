@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from attemper.errors import ArgumentError, UnsupportedError
-from attemper.kernels import blocked, reference
+from attemper.kernels import blocked, cpu, reference
 from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Upstream
 
 
 class Kernel(Protocol):
     """What an implementation offers."""
 
-    def forward(self, inputs: Inputs, rules: Rules, *, statistics: bool) -> Forward:
-        """The output and the record; see `Forward`."""
+    def forward(self, inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:
+        """The output and the record; see `Forward`. What is not differentiable need not be saved for a backward pass."""
         ...
 
     def backward(self, inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> Gradients:
@@ -32,7 +32,7 @@ class Implementation:
 IMPLEMENTATIONS = (
     Implementation("reference", reference, "the definition, materialised; O(N²) memory; the oracle of the tests"),
     Implementation("blocked", blocked, "pure PyTorch, O(N·d) memory, any device"),
-    Implementation("cpu", None, "compiled C++; not part of this version"),
+    Implementation("cpu", cpu if cpu.available() else None, "compiled C++"),
     Implementation("triton", None, "Triton, for GPUs; not part of this version"),
 )
 

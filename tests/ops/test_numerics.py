@@ -229,6 +229,19 @@ def test_half_of_the_most_negative_number_hides(dtype: torch.dtype, impl: str) -
 
 
 @every_implementation
+@pytest.mark.parametrize("hidden", [-1e300, -1e39, float(torch.finfo(torch.float32).min)])
+def test_a_float64_mask_hides_what_float32_would_make_infinite(hidden: float, impl: str) -> None:
+    query, key = (torch.randn(1, 1, 3, 5) for _ in range(2))
+    mask = torch.zeros(3, 3, dtype=torch.float64)
+    mask[:, 1] = hidden
+    rows = row_stats(query, key, mask, impl=impl)
+    assert rows.count.tolist() == [[[2, 2, 2]]]
+    assert torch.isfinite(rows.var).all()
+    mask[:, 1] = -1e37
+    assert row_stats(query, key, mask, impl=impl).count.tolist() == [[[3, 3, 3]]]
+
+
+@every_implementation
 def test_the_maximum_is_the_true_one_when_logits_rise_tile_after_tile(impl: str) -> None:
     keys = 2053
     query = torch.ones(1, 1, 2, 1)

@@ -139,7 +139,9 @@ class _Moments:
         largest, argmax = of_tile.hide(of_tile.logits, -math.inf).max(-1)
         count = torch.full_like(self.count, tile.key_end - tile.key_start)
         if of_tile.visible is not None:
-            count = of_tile.visible.sum(-1).to(count.dtype).expand_as(count)
+            # A mask may be 1 wide in the keys and stand for all of them.
+            visible = of_tile.visible.expand(*of_tile.visible.shape[:-1], tile.key_end - tile.key_start)
+            count = visible.sum(-1).to(count.dtype).expand_as(count)
         self._add_moments(of_tile, count)
         # A later tile must be larger to take over, so that a tie keeps the lowest index; NaN takes over and stays.
         ahead = (self.argmax < 0) | (largest > self.largest) | torch.isnan(largest)

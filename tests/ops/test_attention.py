@@ -1,5 +1,6 @@
 """The public function: torch's own meanings, layouts, gradients, dropout, and errors that name the argument."""
 
+import itertools
 import math
 import threading
 from typing import Any
@@ -14,7 +15,10 @@ from torch import Tensor
 import attemper
 from attemper import RowStats, attention, merge
 from attemper.errors import ArgumentError, UnsupportedError
+from attemper.kernels.blocked.tiles import tiles
+from attemper.kernels.spec import Rules
 from attemper.ops import row_stats
+from attemper.ops.arguments import check
 from tests.attention_cases import CASES, STATISTICS, build
 
 IMPLEMENTATIONS = ("reference", "blocked")
@@ -312,6 +316,16 @@ def test_compile_agrees_with_eager() -> None:
 
     compiled = torch.compile(run, backend="aot_eager")
     torch.testing.assert_close(compiled(query, key, value), run(query, key, value))
+
+
+@pytest.mark.parametrize(("queries", "most"), [(1, 4), (16, 49), (1024, 391)])
+def test_few_queries_over_many_keys_take_few_tiles(queries: int, most: int) -> None:
+    inputs = check(torch.zeros(1, 1, queries, 1), torch.zeros(1, 1, 100000, 1), None).inputs
+    found = list(tiles(inputs, Rules(), 0, queries))
+    assert len(found) == most
+    assert found[0].key_start == 0
+    assert found[-1].key_end == 100000
+    assert all(one.key_end == other.key_start for one, other in itertools.pairwise(found))
 
 
 def test_threads_do_not_disturb_one_another() -> None:

@@ -12,7 +12,7 @@ from attemper.stats import moments
 
 def forward(inputs: Inputs, rules: Rules, *, statistics: bool) -> Forward:
     """softmax(z) v and the record of z, one block of queries after another."""
-    batch, heads, queries, keys = inputs.shape
+    batch, heads, queries, _ = inputs.shape
     kv_heads, dtype, device = inputs.key.shape[1], inputs.compute_dtype, inputs.query.device
     output = None
     if inputs.value is not None:
@@ -22,7 +22,7 @@ def forward(inputs: Inputs, rules: Rules, *, statistics: bool) -> Forward:
     for start, end in query_blocks(inputs):
         softmax, moments = _OnlineSoftmax(inputs, end - start), _Moments(inputs, end - start)
         query = fold_groups(inputs.query[:, :, start:end].to(dtype), kv_heads)
-        for tile in tiles(rules, start, end, keys):
+        for tile in tiles(inputs, rules, start, end):
             of_tile = tile_logits(inputs, rules, tile, query)
             if statistics:
                 moments.add(of_tile, tile)

@@ -27,7 +27,7 @@ class Case:
     width: int = 19
     value_width: int = 11
     factor: float = 1.0
-    mask: str | None = None  # "bool", "float", "keys" (one row for all), "heads" (differs by head)
+    mask: str | None = None  # "bool", "float", "keys" (one row for all), "heads" (differs by head), "column" (one for all keys)
     scale: str | float | None = None  # "scalar", "head", "query" for tensors
     softcap: float | None = None
     sinks: bool = False
@@ -48,7 +48,9 @@ CASES = (
     Case("two keys", keys=2),
     Case("one key", keys=1),
     Case("no keys", keys=0),
+    Case("no keys, sinks", keys=0, sinks=True),
     Case("no queries", queries=0),
+    Case("no heads", heads=0, kv_heads=0),
     Case("no batch", batch=0),
     Case("width one", width=1, value_width=1),
     Case("tile and one more", queries=513, keys=513, batch=1, heads=1, kv_heads=1),
@@ -62,6 +64,7 @@ CASES = (
     Case("window, one side", window=(None, 2), offset=3),
     Case("window, causal, far away", window=(11, 200), is_causal=True, queries=29, keys=1201, offset=700),
     Case("bool mask", mask="bool"),
+    Case("column mask", mask="column", keys=271),
     Case("float mask", mask="float"),
     Case("key mask", mask="keys", keys=601),
     Case("float mask, causal, softcap", mask="float", is_causal=True, softcap=1.5),
@@ -143,6 +146,7 @@ def _mask(case: Case, generator: torch.Generator) -> Tensor | None:
         "float": (1, case.heads, case.queries, case.keys),
         "keys": (case.batch, 1, 1, case.keys),
         "heads": (case.heads, case.queries, case.keys),
+        "column": (case.batch, case.heads, case.queries, 1),
     }
     if case.mask is None:
         return None

@@ -66,6 +66,12 @@ def test_eager_attention_is_named_by_its_softmax(softmax: str) -> None:
     assert "a softmax over logits ran" in reason
 
 
+def test_heads_that_are_folded_into_the_batch() -> None:
+    ((name, _),) = unseen(nn.Sequential(nn.Identity(), Mixer()), torch.randn(6, 3, 4))
+    assert name == "1"
+    assert unseen(nn.Sequential(nn.Linear(4, 5), nn.Softmax(-1)), torch.randn(6, 3, 4)) == []  # a router
+
+
 def test_a_module_that_does_not_say_attention() -> None:
     ((name, reason),) = unseen(nn.Sequential(nn.Identity(), Mixer()), torch.randn(1, 2, 3, 4))
     assert name == "1"

@@ -218,8 +218,17 @@ class TestFuture:
         leaky[position, -1] = True
         (finding,) = found(attemper.check(Stack([mask, leaky, mask])), "ATT402")
         assert finding.module == "layers.1"
-        assert "2 of its 3 self-attention calls are" in finding.message
+        assert "6 of its 9 self-attention heads are" in finding.message
+        assert finding.heads == ()
         assert f"from position {position} on" in finding.message
+
+    def test_one_head_of_each_layer(self) -> None:
+        mask = torch.ones(HEADS, TOKENS, TOKENS, dtype=torch.bool).tril()
+        mask[1] = True
+        (finding,) = found(attemper.check(Stack([mask, mask])), "ATT402")
+        assert "4 of its 6 self-attention heads are" in finding.message
+        assert finding.module == "layers.0"
+        assert finding.heads == (1,)
 
     def test_one_step_ahead(self) -> None:
         mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()

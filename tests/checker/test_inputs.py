@@ -51,7 +51,7 @@ class TestText:
     def test_no_tokenizer(self, tmp_path: Path) -> None:
         inputs = default(str(checkpoints.save(checkpoints.llama(), tmp_path, tokenizer=False)))
         assert inputs.description == "random token ids, 61 tokens"
-        assert "inputs are random token ids: " in inputs.notes[0]
+        assert inputs.notes == ("inputs are random token ids: the folder holds no tokenizer",)
 
     def test_ids_that_the_model_does_not_have(self, tmp_path: Path) -> None:
         folder = checkpoints.save(checkpoints.llama(vocab_size=200), tmp_path)
@@ -142,11 +142,35 @@ class TestGiven:
 
     def test_example_inputs_that_are_none(self) -> None:
         class Wrong(Products):
-            def example_inputs(self) -> list[int]:
-                return [1]
+            def example_inputs(self) -> int:
+                return 1
 
-        with pytest.raises(LoadError, match=r"example_inputs\(\) returned list; expected a dict"):
+        with pytest.raises(LoadError, match=r"example_inputs\(\) returned int; expected a dict"):
             attemper.check(Wrong())
+
+    @pytest.mark.parametrize("form", [dict, tuple, list])
+    def test_example_inputs_in_every_form_that_inputs_may_have(self, form: type) -> None:
+        class Offering(Products):
+            def example_inputs(self) -> Any:
+                named = dict(zip("qkv", TestGiven.tensors, strict=True))
+                return named if form is dict else form(named.values())
+
+        report = attemper.check(Offering())
+        assert report.inputs == "the model's own example_inputs()"
+        assert len(report.rows) == 1
+
+    def test_example_inputs_that_are_one_tensor(self) -> None:
+        layer = nn.TransformerEncoderLayer(20, 5, 29, batch_first=True)
+        layer.example_inputs = lambda: torch.randn(2, 11, 20)  # pyrefly: ignore
+        assert len(attemper.check(layer).rows) == 1
+
+    def test_example_inputs_that_fail(self) -> None:
+        class Broken(Products):
+            def example_inputs(self) -> Any:
+                raise KeyError("no_such_input")
+
+        with pytest.raises(LoadError, match=r"Broken.example_inputs\(\) failed: KeyError: 'no_such_input'"):
+            attemper.check(Broken())
 
 
 class TestOptions:

@@ -28,6 +28,14 @@ class MineForCausalLM(LlamaForCausalLM):
 """
 
 
+class TestModules:
+    def test_one_without_numbers(self) -> None:
+        with torch.device("meta"):
+            hollow = torch.nn.MultiheadAttention(20, 5)
+        with pytest.raises(LoadError, match="MultiheadAttention holds no numbers in in_proj_weight"):
+            attemper.check(hollow, torch.ones(3, 2, 20))
+
+
 class TestRemoteCode:
     @pytest.fixture
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

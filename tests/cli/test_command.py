@@ -202,6 +202,9 @@ class TestRefusals:
             (("builtins:list",), "returned list; expected a torch.nn.Module"),
             (("torch.nn:Linear",), "failed when called without arguments: TypeError"),
             (("torch.nn:Identity",), "no example_inputs()"),
+            (("sys:exit",), "failed when called without arguments: SystemExit"),
+            (("~nobody-of-that-name/model",), "~nobody-of-that-name/model: no such folder"),
+            (("--inputs", "~nobody-of-that-name/text"), "~nobody-of-that-name/text does not exist"),
             (("--select", "ATT9"), "select: got 'ATT9'; expected a code or the beginning of one: ATT101, "),
             (("--ignore", "E501"), "ignore: got 'E501'"),
             (("--max-tokens", "1"), "max_tokens: got 1"),
@@ -295,6 +298,37 @@ class TestStreams:
         assert process.stderr.read() == b""
         process.stderr.close()
         assert process.wait() == 1  # the answer stands
+
+    def test_a_reader_that_has_gone_is_no_finding(self) -> None:
+        command = [sys.executable, "-m", "attemper", "rule"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        process.stderr.close()
+        assert process.wait() == 0
+
+    @pytest.mark.parametrize(("closing", "code"), [(">&-", 1), ("2>&- >&-", 1), (">/dev/full", 2)])
+    def test_a_stream_that_cannot_be_written(self, closing: str, code: int) -> None:
+        if "/dev/full" in closing and not Path("/dev/full").exists():
+            pytest.skip("no /dev/full here")
+        done = subprocess.run(
+            ["sh", "-c", f'"{sys.executable}" -m attemper check {closing}'], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code
+        assert done.stderr.count("\n") == (code == 2)
+        assert "Traceback" not in done.stderr
+
+    def test_a_fault_of_our_own_is_not_a_finding(self, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*_given: object, **_options: object) -> None:
+            raise ZeroDivisionError("nobody expected this")
+
+        monkeypatch.setattr("attemper.cli.app.check", broken)
+        code, out, err = run(capsys, "check")
+        assert (code, out) == (2, "")
+        assert "ZeroDivisionError: nobody expected this" in err
+        assert err.splitlines()[-1].startswith("attemper: this is a fault in attemper itself")
 
     def test_a_terminal_that_knows_latin_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
         raw = io.BytesIO()

@@ -1,5 +1,6 @@
 """The public function: torch's own meanings, layouts, gradients, dropout, and errors that name the argument."""
 
+import itertools
 import math
 import threading
 from typing import Any
@@ -12,10 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import attemper
-from attemper import attention
+from attemper import RowStats, attention, merge
 from attemper.errors import ArgumentError, UnsupportedError
+from attemper.kernels.blocked.tiles import tiles
+from attemper.kernels.spec import Rules
 from attemper.ops import row_stats
-from tests.attention_cases import CASES, build
+from attemper.ops.arguments import check
+from tests.attention_cases import CASES, STATISTICS, build
 
 IMPLEMENTATIONS = ("reference", "blocked", "cpu")
 every_implementation = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -137,6 +141,41 @@ def test_a_second_derivative_is_refused(impl: str) -> None:
 
 
 @every_implementation
+def test_attention_in_parts_has_the_gradients_of_the_whole(impl: str) -> None:
+    # As a ring of processes computes it: causal, so that some parts hold no key for some rows; the sink comes last.
+    query, key, value = (x.double().requires_grad_() for x in tensors(2, 3, 11, 5))
+    sinks = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    leaves = (query, key, value, sinks)
+
+    def gradients(output: Tensor, rows: RowStats) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(output.sin().sum() + rows.lse.cos().sum() + rows.entropy.square().sum(), leaves)
+
+    whole = attention(query, key, value, is_causal=True, sinks=sinks, return_stats=True, impl=impl)
+    parts = []
+    for start in (0, 4, 8):
+        shard = (key[..., start : start + 4, :], value[..., start : start + 4, :])
+        output, rows = attention(query, *shard, is_causal=True, offset=-start, return_stats=True, impl=impl)
+        parts.append((output, rows.with_key_offset(start)))
+    lone = RowStats.from_sink(sinks, tuple(whole[1].lse.shape))
+    merged = merge(merge(merge(parts[2], parts[0]), parts[1]), (torch.zeros_like(whole[0]), lone))
+    torch.testing.assert_close(merged[0], whole[0])
+    for name in STATISTICS:
+        torch.testing.assert_close(getattr(merged[1], name), getattr(whole[1], name))
+    for one, other in zip(gradients(*merged), gradients(*whole), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@every_implementation
+@pytest.mark.parametrize("size", [2**53, 2**63 - 1, 2**63, 10**30])
+def test_a_window_of_any_size_is_no_limit(size: int, impl: str) -> None:
+    query, key, value = tensors(1, 2, 7, 5)
+    for offset in (0, 2**60, -(2**60)):
+        whole = attention(query, key, value, is_causal=True, offset=offset, impl=impl)
+        assert torch.equal(attention(query, key, value, window=(size + 2**62, 0), offset=offset, impl=impl), whole)
+    assert torch.equal(attention(query, key, value, window=(size, size), impl=impl), attention(query, key, value, impl=impl))
+
+
+@every_implementation
 def test_only_what_is_asked_for_gets_a_gradient(impl: str) -> None:
     query, key, value = tensors(1, 2, 3, 5)
     value.requires_grad_()
@@ -222,6 +261,14 @@ class TestDropout:
         assert torch.equal(first, again)
         assert not torch.equal(first, second)
 
+    def test_the_seed_is_drawn_here_whatever_the_default_device(self) -> None:
+        query, key, value = tensors(1, 2, 7, 5)
+        torch.manual_seed(3)
+        expected = attention(query, key, value, dropout_p=0.5)
+        torch.manual_seed(3)
+        with torch.device("meta"):
+            assert torch.equal(attention(query, key, value, dropout_p=0.5), expected)
+
     @every_implementation
     def test_all_dropped_is_nought(self, impl: str) -> None:
         query, key, value = (x.requires_grad_() for x in tensors(1, 2, 7, 5))
@@ -254,6 +301,9 @@ def test_autocast_computes_in_its_dtype_and_gives_back_gradients_in_ours(dtype: 
     assert query.grad is not None
     assert query.grad.dtype == torch.float32
     torch.testing.assert_close(rows.max, row_stats(query.to(dtype), key.to(dtype)).max)
+    with torch.autocast("cpu", dtype=dtype):
+        assert torch.equal(row_stats(query, key).rest, rows.rest), "the statistics are those of the attention computed here"
+        assert torch.equal(row_stats(query, key.to(dtype)).rest, rows.rest)
 
 
 # Resuming after the break, dynamo reads .grad of what is no leaf, of which torch warns.
@@ -267,6 +317,16 @@ def test_compile_agrees_with_eager() -> None:
 
     compiled = torch.compile(run, backend="aot_eager")
     torch.testing.assert_close(compiled(query, key, value), run(query, key, value))
+
+
+@pytest.mark.parametrize(("queries", "most"), [(1, 4), (16, 49), (1024, 391)])
+def test_few_queries_over_many_keys_take_few_tiles(queries: int, most: int) -> None:
+    inputs = check(torch.zeros(1, 1, queries, 1), torch.zeros(1, 1, 100000, 1), None).inputs
+    found = list(tiles(inputs, Rules(), 0, queries))
+    assert len(found) == most
+    assert found[0].key_start == 0
+    assert found[-1].key_end == 100000
+    assert all(one.key_end == other.key_start for one, other in itertools.pairwise(found))
 
 
 def test_threads_do_not_disturb_one_another() -> None:
@@ -346,6 +406,14 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         r"scale: got a tensor of torch\.int64; expected a floating-point tensor",
     ),
     ("softcap", {"softcap": 0.0}, r"softcap: got 0\.0; expected a finite number above 0"),
+    (
+        "softcap beyond float32",
+        {"softcap": 1e39},
+        r"softcap: got 1e\+39; expected a finite number above 0, .*; in torch\.float32",
+    ),
+    ("softcap below float32", {"softcap": 1e-46}, r"softcap: got 1e-46; .*; in torch\.float32"),
+    ("scale beyond float32", {"scale": -1e39}, r"scale: got -1e\+39; expected a finite number, .*; in torch\.float32"),
+    ("scale beyond floats", {"scale": 10**400}, "scale: got 10000"),
     ("softcap kind", {"softcap": "50"}, "softcap: got '50'"),
     ("sinks kind", {"sinks": 0.5}, r"sinks: got float; expected a float torch\.Tensor"),
     (
@@ -353,9 +421,16 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         {"sinks": torch.zeros(4)},
         r"sinks: got torch\.float32 of shape \(4,\); expected a float tensor of shape \(3,\)",
     ),
+    (
+        "mask sparse",
+        {"attn_mask": torch.ones(5, 11).to_sparse()},
+        r"attn_mask: got layout torch\.sparse_coo; expected a dense tensor",
+    ),
+    ("scale sparse", {"scale": torch.ones(3).to_sparse()}, r"scale: got layout torch\.sparse_coo"),
     ("window", {"window": 5}, r"window: got 5; expected \(left, right\)"),
     ("window negative", {"window": (-1, 0)}, r"window: got \(-1, 0\)"),
     ("window float", {"window": (1.0, None)}, r"window: got \(1\.0, None\)"),
+    ("offset too far", {"offset": -(2**63)}, r"offset: got -9223372036854775808; expected a whole number, at most 2\^60 in size"),
     ("offset", {"offset": 0.5}, r"offset: got 0\.5; expected a whole number"),
     ("impl", {"impl": "fast"}, "impl: got 'fast'; expected one of 'auto', 'reference', 'blocked', 'cpu', 'triton'"),
 ]

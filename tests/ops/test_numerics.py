@@ -229,9 +229,22 @@ def test_half_of_the_most_negative_number_hides(dtype: torch.dtype, impl: str) -
 
 
 @every_implementation
+@pytest.mark.parametrize("hidden", [-1e300, -1e39, float(torch.finfo(torch.float32).min)])
+def test_a_float64_mask_hides_what_float32_would_make_infinite(hidden: float, impl: str) -> None:
+    query, key = (torch.randn(1, 1, 3, 5) for _ in range(2))
+    mask = torch.zeros(3, 3, dtype=torch.float64)
+    mask[:, 1] = hidden
+    rows = row_stats(query, key, mask, impl=impl)
+    assert rows.count.tolist() == [[[2, 2, 2]]]
+    assert torch.isfinite(rows.var).all()
+    mask[:, 1] = -1e37
+    assert row_stats(query, key, mask, impl=impl).count.tolist() == [[[3, 3, 3]]]
+
+
+@every_implementation
 def test_the_maximum_is_the_true_one_when_logits_rise_tile_after_tile(impl: str) -> None:
     keys = 2053
-    query = torch.ones(1, 1, 2, 1)
+    query = torch.ones(1, 1, 131, 1)  # so many that tiles are narrow
     key = torch.linspace(-5.0, 5.0, keys).reshape(1, 1, keys, 1)
     rows = row_stats(query, key, scale=1.0, impl=impl)
     assert (rows.max == key.max()).all()
@@ -241,9 +254,26 @@ def test_the_maximum_is_the_true_one_when_logits_rise_tile_after_tile(impl: str)
 
 
 @every_implementation
+def test_one_query_over_a_long_cache(impl: str) -> None:
+    leaves = [torch.randn(1, 1, tokens, 19, requires_grad=True) for tokens in (1, 70001, 70001)]
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    output, rows = attention(*leaves, return_stats=True, impl=impl)
+    true_output, true_rows = attention(*exact, return_stats=True, impl="reference")
+    assert torch.equal(rows.argmax, true_rows.argmax)
+    assert rows.count.item() == 70001
+    for name in ("max", "min", "var", "lse", "entropy", "p2", "p3"):
+        torch.testing.assert_close(getattr(rows, name), getattr(true_rows, name).float(), rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(output, true_output.float())
+    found = torch.autograd.grad(output.sum() + rows.entropy.sum(), leaves)
+    expected = torch.autograd.grad(true_output.sum() + true_rows.entropy.sum(), exact)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-5)
+
+
+@every_implementation
 def test_leading_and_trailing_tiles_may_be_hidden(impl: str) -> None:
     keys = 1543
-    query, key, value = torch.randn(1, 2, 3, 16), torch.randn(1, 2, keys, 16), torch.randn(1, 2, keys, 16)
+    query, key, value = torch.randn(1, 2, 67, 16), torch.randn(1, 2, keys, 16), torch.randn(1, 2, keys, 16)
     mask = torch.zeros(keys, dtype=torch.bool)
     mask[700:720] = True
     output, rows = attention(query, key, value, mask, return_stats=True, impl=impl)

@@ -112,6 +112,13 @@ def test_from_dict_refuses_what_to_dict_did_not_write() -> None:
     broken = {**data, "heads": 3}
     with pytest.raises(ArgumentError, match="columns of differing length for 3 heads"):
         HeadStats.from_dict(broken)
+    for place in (-1, 340):
+        misplaced = {**data, "histograms": {**data["histograms"], "max": [[[place, 10]], []]}}
+        with pytest.raises(ArgumentError, match=rf"IndexError\('bin {place} of 340'\)"):
+            HeadStats.from_dict(misplaced)
+    short = {**data, "histograms": {**data["histograms"], "peak": []}}
+    with pytest.raises(ArgumentError, match="columns of differing length for 2 heads"):
+        HeadStats.from_dict(short)
     del data["sums"]
     with pytest.raises(ArgumentError, match="KeyError\\('sums'\\)"):
         HeadStats.from_dict(data)
@@ -152,6 +159,35 @@ def test_a_row_with_nan_is_counted_and_hides_nothing() -> None:
     assert found.max[0] == clean.max[0]
     assert found.max[1] == math.inf
     assert found.histogram("max")[0].sum(-1).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("sinks", [None, torch.zeros(2)], ids=["alone", "with a sink"])
+def test_an_infinite_negative_logit_hides_nothing_either(sinks: Tensor | None) -> None:
+    logits = torch.randn(1, 2, 5, 7)
+    clean = HeadStats.from_rows(RowStats.from_logits(logits[:, :, 1:], sinks=sinks))
+    logits[0, 0, 0, 3] = -math.inf
+    logits[0, 1, 0] = -math.inf
+    found = HeadStats.from_rows(RowStats.from_logits(logits, sinks=sinks))
+    assert found.nonfinite_rows.tolist() == [1, 1]
+    for name in ("mean_centred_max", "mean_entropy", "mean_peak", "mean_gain"):
+        torch.testing.assert_close(getattr(found, name), getattr(clean, name))
+    assert torch.isfinite(found.sums).all()
+
+
+def test_no_head_at_all() -> None:
+    found = HeadStats.from_rows(RowStats.empty((2, 0, 3)))
+    assert found.heads == 0
+    assert found.rows.shape == found.max.shape == (0,)
+    assert HeadStats.from_dict(found.to_dict()).histogram("max")[0].shape == found.histogram("max")[0].shape
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 1, 5), (2, 1, 7, 5), (3, 7, 5)], ids=str)
+def test_no_shape_makes_torch_warn(shape: tuple[int, ...]) -> None:
+    torch.set_warn_always(True)  # torch warns once in a process, and another test may have been first
+    try:
+        assert HeadStats.from_rows(RowStats.from_logits(torch.zeros(shape))).heads == shape[-3]
+    finally:
+        torch.set_warn_always(False)
 
 
 def test_no_row_at_all_gives_no_value() -> None:

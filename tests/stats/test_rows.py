@@ -209,6 +209,25 @@ def test_gradients_flow_through_merged_lse_and_entropy_with_empty_parts() -> Non
     assert torch.equal(gradient[0, 1], torch.zeros(3, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("last", [None, -2000.0], ids=["empty", "underflows"])
+def test_a_part_without_weight_does_not_disturb_the_gradients(last: float | None) -> None:
+    logits = torch.tensor([[[0.5, -0.2, last or 0.0]]], dtype=torch.float64, requires_grad=True)
+    visible = torch.tensor([[[True, True, last is not None]]])
+    whole = RowStats.from_logits(logits, visible)
+    left = RowStats.from_logits(logits[..., :2], visible[..., :2])
+    right = RowStats.from_logits(logits[..., 2:], visible[..., 2:])
+    for merged in (merge(left, right), merge(right, left)):
+        for name in ("lse", "entropy"):
+            found, expected = (torch.autograd.grad(getattr(x, name).sum(), logits, retain_graph=True) for x in (merged, whole))
+            torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64], ids=str)
+def test_logits_in_which_a_count_would_round_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(ArgumentError, match=f"logits: got {dtype}; expected float32 or float64; convert them"):
+        RowStats.from_logits(torch.zeros(1, 1, 301, dtype=dtype))
+
+
 def test_the_record_is_a_frozen_pytree_that_remembers_its_sink() -> None:
     found = record([0.0, 1.0], sink=0.5)
     leaves, spec = pytree.tree_flatten(found)
@@ -226,6 +245,10 @@ def test_merge_refuses_what_does_not_fit() -> None:
         merge(one, (torch.zeros(2, 3, 7), one))  # pyrefly: ignore
     with pytest.raises(ArgumentError, match=r"b: got an output of shape \(2, 3, 5\)"):
         merge((torch.zeros(2, 3, 7), one), (torch.zeros(2, 3, 5), one))
+    for output in (torch.zeros(2, 1, 7), torch.zeros(2, 5, 7), torch.zeros(7)):
+        given = str(tuple(output.shape)).replace("(", r"\(").replace(")", r"\)")
+        with pytest.raises(ArgumentError, match=rf"a, b: got outputs of shape {given}; expected \(2, 3\) and one more dimension"):
+            merge((output, one), (output, one))
     sink = RowStats.from_sink(torch.zeros(2), (2, 3))
     with pytest.raises(ArgumentError, match="b: got a record with a sink, as is a's"):
         merge(sink, sink)

@@ -92,8 +92,12 @@ class FunctionalSeam(TorchFunctionMode):
         )
 
     def _softmax(self, logits: Tensor, dim: int | None) -> None:
-        if logits.ndim < 4 or dim not in (-1, logits.ndim - 1):
-            return  # routers and samplers have fewer dimensions
+        if dim not in (-1, logits.ndim - 1):
+            return
+        # Routers and samplers have fewer dimensions; heads folded into the batch give [batch·heads, queries, keys].
+        square = logits.ndim == 3 and logits.shape[-2] == logits.shape[-1] > 1
+        if logits.ndim < 4 and not square:
+            return
         frames = self.recorder.frames
         if frames and isinstance(frames[-1].module, nn.Softmax):
             frames = frames[:-1]

@@ -44,7 +44,7 @@ class CallEvidence:
         softcap: as in the call.
         self_attention: as many queries as keys, from position 0 on.
         in_causal_part: whether the call belongs to the part that would be causal (not to the encoder of an encoder-decoder).
-        sees_future: whether any real query may look at a real key behind its own position.
+        future_heads: heads in which any real query may look at a real key behind its own position.
         sees_padding: whether any real query may look at a position that the inputs' attention mask calls padding.
         masked_rows: [heads] int64, real queries (by the inputs' own attention mask, where it fits) with no visible key.
         real_rows: how many real queries there are for each head.
@@ -67,7 +67,7 @@ class CallEvidence:
     softcap: float | None
     self_attention: bool
     in_causal_part: bool
-    sees_future: bool
+    future_heads: tuple[int, ...]
     sees_padding: bool
     masked_rows: Tensor
     real_rows: int

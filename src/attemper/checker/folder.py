@@ -137,6 +137,15 @@ def inside(folder: Path, name: str) -> Path:
     return file
 
 
+def path_of(name: str) -> Path:
+    """The path that a user typed, "~" expanded where there is such a home."""
+    path = Path(name)
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file.
 

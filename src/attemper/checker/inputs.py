@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from attemper.checker import made_up
-from attemper.checker.folder import safetensors_elements
-from attemper.checker.load import Subject, import_callable
+from attemper.checker.folder import path_of, safetensors_elements
+from attemper.checker.load import Subject, call_foreign, import_callable
 from attemper.checker.options import Options, one_line
 from attemper.checker.passage import PASSAGE
-from attemper.errors import AttemperError, LoadError, MissingExtraError
+from attemper.errors import LoadError, MissingExtraError
 
 MAX_TEXT_BYTES = 64 * 1024 * 1024
 
@@ -62,7 +62,7 @@ def _given(subject: Subject, given: Any, options: Options) -> Inputs:
 
 
 def _named(subject: Subject, given: str, options: Options) -> Inputs:
-    path = Path(given).expanduser()
+    path = path_of(given)
     if path.is_file():
         if path.suffix == ".safetensors":
             return Inputs((), _read_tensors(path), f"the tensors of {path.name}")
@@ -70,13 +70,7 @@ def _named(subject: Subject, given: str, options: Options) -> Inputs:
     if path.exists():
         raise LoadError(f"inputs: {given} is not a file; expected a text file, a .safetensors file, or module:function")
     if ":" in given and not given.startswith((".", "/", "~")):
-        function = import_callable(given, "inputs")
-        try:
-            returned = function()
-        except AttemperError:
-            raise
-        except Exception as error:
-            raise LoadError(f"inputs {given!r} failed: {one_line(error)}") from error
+        returned = call_foreign(import_callable(given, "inputs"), f"inputs {given!r} failed")
         if isinstance(returned, str):
             raise LoadError(f"inputs {given!r} returned text; expected a dict of tensors by parameter name")
         made = _given(subject, returned, options)
@@ -88,12 +82,13 @@ def _default(subject: Subject, options: Options) -> Inputs:
     model, config = subject.model, subject.config
     own = getattr(model, "example_inputs", None)
     if callable(own):
-        given = own()
-        if not isinstance(given, Mapping):
+        given = call_foreign(own, f"{subject.name}.example_inputs() failed")
+        if isinstance(given, str) or not isinstance(given, (Tensor, Mapping, Sequence)):
             raise LoadError(
-                f"{subject.name}.example_inputs() returned {type(given).__name__}; expected a dict of tensors by name"
+                f"{subject.name}.example_inputs() returned {type(given).__name__}; "
+                "expected a dict of tensors by parameter name, a tensor, or a tuple of tensors"
             )
-        return Inputs((), dict(given), "the model's own example_inputs()")
+        return replace(_given(subject, given, options), description="the model's own example_inputs()")
     if config is None:
         raise LoadError(
             f"inputs: none given, and {subject.name} has no example_inputs(); "
@@ -125,7 +120,10 @@ def _passage_or_random(subject: Subject, options: Options) -> Inputs:
         # The second text is shorter, so that a model that pads shows what it does with padding.
         return _text(subject, [PASSAGE, PASSAGE[: len(PASSAGE) // 2]], "the built-in passage", options)
     except _NoTokenizerError as error:
-        return _random(subject, options, str(error))
+        from attemper.checker.pretrained import brings_tokenizer
+
+        reason = str(error) if brings_tokenizer(subject.folder) else "the folder holds no tokenizer"
+        return _random(subject, options, reason)
 
 
 class _NoTokenizerError(LoadError):

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from attemper.checker.folder import open_checkpoint
+from attemper.checker.folder import open_checkpoint, path_of
 from attemper.checker.options import Options, one_line
 from attemper.errors import AttemperError, LoadError
 
@@ -53,7 +53,7 @@ def load(model: str | nn.Module | None, options: Options) -> Subject:
         raise LoadError(
             f"model: got {type(model).__name__}; expected a torch.nn.Module, a folder, a Hub id or package.module:factory"
         )
-    path = Path(model).expanduser()
+    path = path_of(model)
     if path.exists():
         return _from_folder(path, str(path), options)
     if ":" in model and not model.startswith((".", "/", "~")):
@@ -83,7 +83,7 @@ def import_callable(spec: str, what: str) -> Callable[..., Any]:
             found = getattr(found, part)
     except AttemperError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a guard ends the process when it is imported
         raise LoadError(f"{what} {spec!r} could not be imported: {one_line(error)}") from error
     finally:
         if added and here in sys.path:
@@ -93,14 +93,25 @@ def import_callable(spec: str, what: str) -> Callable[..., Any]:
     return found
 
 
-def _from_factory(spec: str, options: Options) -> Subject:
-    factory = import_callable(spec, "factory")
+def call_foreign(function: Callable[[], Any], failed: str) -> Any:
+    """What a function of the user's returns.
+
+    Args:
+        failed: how to say that it failed, such as "factory 'a:b' failed".
+
+    Raises:
+        LoadError: it raised, or tried to end the process, whose exit code would then pass for ours.
+    """
     try:
-        model = factory()
+        return function()
     except AttemperError:
         raise
-    except Exception as error:
-        raise LoadError(f"factory {spec!r} failed when called without arguments: {one_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise LoadError(f"{failed}: {one_line(error)}") from error
+
+
+def _from_factory(spec: str, options: Options) -> Subject:
+    model = call_foreign(import_callable(spec, "factory"), f"factory {spec!r} failed when called without arguments")
     if not isinstance(model, nn.Module):
         raise LoadError(f"factory {spec!r} returned {type(model).__name__}; expected a torch.nn.Module")
     return _as_built(model, spec, options, own=True)
@@ -117,6 +128,9 @@ def _from_folder(folder: Path, name: str, options: Options) -> Subject:
 def _as_built(model: nn.Module, name: str, options: Options, *, own: bool = False) -> Subject:
     config = getattr(model, "config", None)
     config = config if hasattr(config, "model_type") else None
+    hollow = next((key for key, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta), None)
+    if hollow is not None:
+        raise LoadError(f"{name} holds no numbers in {hollow} (device meta); expected a model whose weights are loaded")
     notes: list[str] = []
     wanted = options.torch_dtype
     if wanted is not None and any(p.dtype != wanted for p in model.parameters() if p.is_floating_point()):

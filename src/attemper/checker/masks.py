@@ -32,7 +32,8 @@ def mask_findings(evidence: Evidence) -> Iterator[Finding]:
 def _future(evidence: Evidence) -> Finding:
     leak = evidence.future
     assert leak is not None
-    layers = [call.module for call in evidence.calls if call.self_attention and call.sees_future and call.in_causal_part]
+    seeing = [call for call in evidence.calls if call.self_attention and call.future_heads and call.in_causal_part]
+    layers = [call.module for call in seeing]
     where = (
         f"later keys are visible in {_listed(layers)}"
         if layers
@@ -45,6 +46,7 @@ def _future(evidence: Evidence) -> Finding:
         f"{evidence.causal_claim}.",
         cost="Training loss looks better than it is, and generation fails, since the future is not there.",
         module=layers[0] if layers else "",
+        heads=seeing[0].future_heads if seeing and len(seeing[0].future_heads) < seeing[0].heads else (),
         measured=leak.moved,
         threshold=leak.allowed,
     )

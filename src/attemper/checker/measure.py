@@ -88,7 +88,7 @@ def run(subject: Subject, inputs: Inputs) -> Outputs:
             returned = subject.model(*inputs.args, **kwargs)
     except AttemperError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise LoadError(f"{subject.name} could not be run on {inputs.description}: {one_line(error)}") from error
     final = first_float(returned)
     return Outputs(final, inner.value if inner.value is not None else final)

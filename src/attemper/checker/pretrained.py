@@ -109,6 +109,12 @@ def tokenizer(folder: Path, options: Options) -> tuple[Any, str]:
     return found, ""
 
 
+def brings_tokenizer(folder: Path) -> bool:
+    """Whether any file of a folder is by its name a tokenizer's; transformers makes an empty one, or fails at length, without."""
+    starts, ends = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece"), (".model", ".tiktoken")
+    return any(file.name.startswith(starts) or file.name.endswith(ends) for file in folder.iterdir())
+
+
 @contextlib.contextmanager
 def quiet(transformers: Any) -> Generator[None]:
     """Keep transformers' log, progress bars and warnings to itself; what matters in them is in the report's notes."""

@@ -44,8 +44,9 @@ def causal_claim(model: nn.Module, config: Any, inputs: Inputs, calls: tuple[Cal
     if config is not None and sum(word is True for word in says) * 2 > len(says):
         return "most of its attention modules say is_causal"
     own = [call for call in calls if call.self_attention and call.in_causal_part]
-    causal = sum(not call.sees_future for call in own)
-    return f"{causal} of its {len(own)} self-attention calls are" if causal * 2 > len(own) else ""
+    heads = sum(call.heads for call in own)
+    causal = heads - sum(len(call.future_heads) for call in own)
+    return f"{causal} of its {heads} self-attention heads are" if causal * 2 > heads else ""
 
 
 def in_causal_part(model: nn.Module, config: Any, module: str) -> bool:

@@ -53,7 +53,7 @@ def reduce_call(call: AttentionCall, padding: Tensor | None) -> Reduced:
         "largest_logit_centred": _by_head(rows.centred_max()).gather(-1, where.unsqueeze(-1)).squeeze(-1).double(),
         "masked_rows": _by_head(real.unsqueeze(-2) & (rows.count == 0)).sum(-1),
         "real_rows": real.sum(),
-        "sees_future": sees_future(call, real) if is_self_attention(call) else no,
+        "sees_future": sees_future(call, real) if is_self_attention(call) else no.expand(call.query.shape[1]),
         "sees_padding": sees_padding(call, real, stated) if stated is not None else no,
     }
     place = {
@@ -86,7 +86,7 @@ def read_back(reduced: Reduced, *, in_causal_part: bool) -> CallEvidence:
         largest_logit_centred=figures["largest_logit_centred"],
         scale=scale.detach().cpu() if isinstance(scale, Tensor) else scale,
         in_causal_part=in_causal_part,
-        sees_future=bool(figures["sees_future"]),
+        future_heads=tuple(torch.nonzero(figures["sees_future"]).flatten().tolist()),
         sees_padding=bool(figures["sees_padding"]),
         masked_rows=figures["masked_rows"],
         real_rows=int(figures["real_rows"]),

@@ -15,16 +15,16 @@ def is_self_attention(call: AttentionCall) -> bool:
 
 
 def sees_future(call: AttentionCall, real: Tensor) -> Tensor:
-    """Whether some real query of a self-attention call may look at a real key behind its own position (a bool without dimension).
+    """Whether some real query of a self-attention call may look at a real key behind its own position, bool [heads].
 
     Args:
         real: bool [batch, tokens].
     """
     if call.is_causal or (call.window is not None and call.window[1] == 0):
-        return torch.zeros((), dtype=torch.bool)
+        return torch.zeros(call.query.shape[1], dtype=torch.bool)
     length = call.query.shape[-2]
     later = torch.ones(length, length, dtype=torch.bool, device=real.device).triu(1)
-    return (_visible(call) & later & _pairs(real, real)).any()
+    return (_visible(call) & later & _pairs(real, real)).any(-1).any(-1).any(0).expand(call.query.shape[1])
 
 
 def sees_padding(call: AttentionCall, real: Tensor, stated: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -55,7 +57,7 @@ app = typer.Typer(
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code; an error that attemper raises on purpose becomes one line."""
-    _make_encodable()
+    _make_writable()
     try:
         app(args=list(arguments), prog_name="attemper")
     except SystemExit as end:
@@ -63,12 +65,17 @@ def run(arguments: Sequence[str]) -> int:
     except AttemperError as error:
         _complain(str(error))
         return COULD_NOT_RUN
-    except BrokenPipeError:
+    except OSError as error:
+        _complain(f"could not read or write: {error}")
         _close_stdout()
-        return 0
+        return COULD_NOT_RUN
     except KeyboardInterrupt:
         _complain("interrupted")
         return INTERRUPTED
+    except Exception:  # noqa: BLE001 - Python's own exit code would be 1, which says that there are findings
+        traceback.print_exc()
+        _complain("this is a fault in attemper itself; please report it with the lines above and the output of `attemper info`")
+        return COULD_NOT_RUN
     return 0
 
 
@@ -79,7 +86,7 @@ def _root(
     if version:
         from attemper import __version__
 
-        write_lines([f"attemper {__version__}"])
+        _say([f"attemper {__version__}"])
         raise typer.Exit(0)
 
 
@@ -151,10 +158,10 @@ def _check(
 def _rule(code: Annotated[str, typer.Argument(help="A code such as ATT101; all of them if none is given.")] = "") -> None:
     """Explain a code: what is found, why it matters, what to do, where the threshold comes from."""
     if not code:
-        write_lines([f"{each.code}  {each.severity!s:<7}  {each.name}: {each.summary}" for each in RULES])
+        _say([f"{each.code}  {each.severity!s:<7}  {each.name}: {each.summary}" for each in RULES])
         return
     found = rule(code)
-    write_lines(
+    _say(
         [
             f"{found.code} {found.name} ({found.severity})",
             "",
@@ -172,7 +179,14 @@ def _rule(code: Annotated[str, typer.Argument(help="A code such as ATT101; all o
 @app.command("info")
 def _info() -> None:
     """Print versions, kernels, threads and installed extras, for a bug report."""
-    write_lines(describe())
+    _say(describe())
+
+
+def _say(lines: list[str]) -> None:
+    try:
+        write_lines(lines)
+    except BrokenPipeError:
+        _close_stdout()
 
 
 def _complain(message: str) -> None:
@@ -186,9 +200,11 @@ def _close_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _make_encodable() -> None:
-    """A stream that cannot write a character (a Latin-1 terminal, say) writes a question mark instead of failing."""
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
+def _make_writable() -> None:
+    """A stream that the caller closed swallows what is written; one that cannot write a character writes a question mark."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open as long as the process
+        reconfigure = getattr(getattr(sys, name), "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="replace")

@@ -46,7 +46,7 @@ def _leaf(tensor: Tensor | None, need: bool) -> Tensor | None:
 def _attention(inputs: Inputs, rules: Rules) -> tuple[Tensor | None, RowStats]:
     batch, heads, queries, keys = inputs.shape
     dtype = inputs.compute_dtype
-    groups = heads // inputs.key.shape[1]
+    groups = heads // max(inputs.key.shape[1], 1)
     query = inputs.query.to(dtype)
     key = inputs.key.to(dtype).repeat_interleave(groups, 1)
     value = None if inputs.value is None else inputs.value.to(dtype).repeat_interleave(groups, 1)

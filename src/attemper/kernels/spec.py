@@ -133,14 +133,17 @@ def masking(inputs: Inputs, rules: Rules, tile: Tile) -> Masking:
     part = mask_part(inputs.mask, tile)
     if part.dtype == torch.bool:
         return Masking(part if visible is None else part & visible, None)
-    hidden = part <= invisible_below(part.dtype)
+    hidden = part <= invisible_below(part.dtype, inputs.compute_dtype)
     shown = ~hidden if visible is None else ~hidden & visible
     return Masking(shown, torch.where(hidden, 0.0, part.to(inputs.compute_dtype)))
 
 
-def invisible_below(dtype: torch.dtype) -> float:
-    """A float mask at or below this hides the pair: half the most negative finite number of its dtype, so −inf too."""
-    return torch.finfo(dtype).min / 2
+def invisible_below(dtype: torch.dtype, compute_dtype: torch.dtype) -> float:
+    """A float mask at or below this hides the pair: half the most negative finite number of its dtype, so −inf too.
+
+    Of the compute dtype, where that is the narrower: there the number would become −inf after all.
+    """
+    return max(torch.finfo(dtype).min, torch.finfo(compute_dtype).min) / 2
 
 
 def mask_part(tensor: Tensor, tile: Tile) -> Tensor:

@@ -13,6 +13,9 @@ from attemper.stats import broadcasts_to
 
 Window = tuple[int | None, int | None]
 
+# Positions are int64, and sums of a few of them must be too.
+_FARTHEST = 2**60
+
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -67,13 +70,15 @@ def check(
     )
     if not isinstance(is_causal, bool):
         raise ArgumentError("is_causal", repr(is_causal), "True or False")
-    if not isinstance(offset, int) or isinstance(offset, bool):
-        raise ArgumentError("offset", repr(offset), "a whole number: the position of query 0 among the keys")
+    if not isinstance(offset, int) or isinstance(offset, bool) or abs(offset) > _FARTHEST:
+        raise ArgumentError(
+            "offset", repr(offset), "a whole number, at most 2^60 in size: the position of query 0 among the keys"
+        )
     rules = Rules(
         is_causal=is_causal,
         window=_window(window),
         offset=offset,
-        softcap=_softcap(softcap),
+        softcap=_softcap(softcap, dtype),
         dropout_p=_dropout(dropout_p),
     )
     return Problem(inputs, rules, leading)
@@ -124,7 +129,7 @@ def _mask(mask: Tensor, query: Tensor, shape: tuple[int, ...]) -> Tensor:
         raise ArgumentError("attn_mask", type(mask).__name__, "a bool or float torch.Tensor, or None")
     if mask.dtype != torch.bool and mask.dtype not in _DTYPES:
         raise ArgumentError("attn_mask", str(mask.dtype), "bool (True = take part), or a float dtype (added to the logits)")
-    _check_device("attn_mask", mask, query)
+    _check_place("attn_mask", mask, query)
     return _normal_form("attn_mask", mask, shape, trailing=3, meaning="[..., heads, queries, keys]")
 
 
@@ -135,15 +140,15 @@ def _scale(scale: float | Tensor | None, query: Tensor, shape: tuple[int, ...], 
     if isinstance(scale, Tensor):
         if not scale.dtype.is_floating_point:
             raise ArgumentError("scale", f"a tensor of {scale.dtype}", "a floating-point tensor")
-        _check_device("scale", scale, query)
+        _check_place("scale", scale, query)
         if scale.ndim == 1:
             if scale.shape[0] != shape[-2]:
                 expected = f"({shape[-2]},): one factor for each head of query"
                 raise ArgumentError("scale", f"a 1-D tensor of shape {tuple(scale.shape)}", expected)
             scale = scale.unsqueeze(-1)
         return _normal_form("scale", scale.to(dtype), shape, trailing=2, meaning="[..., heads, queries]")
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-        raise ArgumentError("scale", repr(scale), "a finite number, a tensor, or None for 1/sqrt(width of query)")
+    if not _is_number(scale) or not abs(scale) <= torch.finfo(dtype).max:
+        raise ArgumentError("scale", repr(scale), f"a finite number, a tensor, or None for 1/sqrt(width of query); in {dtype}")
     return torch.full((1, 1, 1), float(scale), dtype=dtype, device=query.device)
 
 
@@ -166,11 +171,13 @@ def _sinks(sinks: Tensor, query: Tensor, heads: int, dtype: torch.dtype) -> Tens
         raise ArgumentError(
             "sinks", f"{sinks.dtype} of shape {tuple(sinks.shape)}", f"a float tensor of shape ({heads},), one logit a head"
         )
-    _check_device("sinks", sinks, query)
+    _check_place("sinks", sinks, query)
     return sinks.to(dtype)
 
 
-def _check_device(name: str, tensor: Tensor, query: Tensor) -> None:
+def _check_place(name: str, tensor: Tensor, query: Tensor) -> None:
+    if tensor.layout != torch.strided:
+        raise ArgumentError(name, f"layout {tensor.layout}", "a dense tensor")
     if tensor.device != query.device:
         raise ArgumentError(name, f"a tensor on {tensor.device}", f"one on {query.device}, the device of query")
 
@@ -181,7 +188,8 @@ def _window(window: Window | None) -> Window | None:
     valid = isinstance(window, Sequence) and len(window) == 2 and all(side is None or _is_count(side) for side in window)
     if not valid:
         raise ArgumentError("window", repr(window), "(left, right), each a whole number from 0 or None for no limit, or None")
-    left, right = window
+    # A side beyond every offset is no limit; a number of any size may say so.
+    left, right = (None if side is None or side > 4 * _FARTHEST else side for side in window)
     return None if left is None and right is None else (left, right)
 
 
@@ -189,15 +197,20 @@ def _is_count(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number >= 0
 
 
-def _softcap(softcap: float | None) -> float | None:
+def _is_number(thing: object) -> bool:
+    return isinstance(thing, int | float) and not isinstance(thing, bool)
+
+
+def _softcap(softcap: float | None, dtype: torch.dtype) -> float | None:
     if softcap is None:
         return None
-    if isinstance(softcap, bool) or not isinstance(softcap, int | float) or not math.isfinite(softcap) or softcap <= 0:
-        raise ArgumentError("softcap", repr(softcap), "a finite number above 0, or None for no cap")
+    # Beyond the dtype's range the cap would become 0 or infinite there, and tanh(z / cap)·cap NaN.
+    if not _is_number(softcap) or not torch.finfo(dtype).tiny <= softcap <= torch.finfo(dtype).max:
+        raise ArgumentError("softcap", repr(softcap), f"a finite number above 0, or None for no cap; in {dtype}")
     return float(softcap)
 
 
 def _dropout(dropout_p: float) -> float:
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float) or not 0.0 <= dropout_p <= 1.0:
+    if not _is_number(dropout_p) or not 0.0 <= dropout_p <= 1.0:
         raise ArgumentError("dropout_p", repr(dropout_p), "a probability in [0, 1]")
     return float(dropout_p)

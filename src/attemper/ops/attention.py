@@ -144,6 +144,7 @@ def row_stats(
     """
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "window": window, "offset": offset}
     with torch.no_grad():
+        query, key = _autocast(query), _autocast(key)
         problem = check(query, key, None, attn_mask, 0.0, is_causal, enable_gqa=True, **options)
         return _run(problem, impl, statistics=True)[1]
 
@@ -165,7 +166,8 @@ def _run_eagerly(problem: Problem, impl: str, *, statistics: bool) -> tuple[Tens
     kernel = choose(impl)
     inputs, rules = problem.inputs, problem.rules
     if rules.dropout_p > 0.0:
-        rules = replace(rules, seed=int(torch.randint(2**63 - 1, ())))
+        # On the CPU whatever the default device is: the seed is a number of this process.
+        rules = replace(rules, seed=int(torch.randint(2**63 - 1, (), device="cpu")))
     with without_autocast(inputs.query.device):
         output, lse, entropy, rest = Attention.apply(kernel, rules, statistics, *inputs)
     record = RowStats(

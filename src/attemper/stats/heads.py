@@ -4,7 +4,7 @@ What it must hold:
 - merging is addition and maximum of tensors of fixed shape, so that one packed all-reduce per kind does it;
 - counts are exact (int64) and quantiles come from histograms whose edges never move;
 - padded queries are left out altogether, empty rows are counted and left out of every mean;
-- a row with NaN or infinite lse is counted and left out of the sums, so that one bad row does not hide the others.
+- a row with a NaN or infinite logit is counted and left out of the sums, so that one bad row does not hide the others.
 """
 
 import math
@@ -61,17 +61,17 @@ class HeadStats:
             ArgumentError: the mask does not fit the rows.
         """
         real = _real_rows(rows, query_mask)
-        heads = rows.lse.shape[-2]
 
         def by_head(values: Tensor) -> Tensor:
-            return values.movedim(-2, 0).reshape(heads, -1)
+            return values.movedim(-2, 0).flatten(1)
 
         count = rows.count
         lse = rows.lse.detach()
         shown = real & (count > 0)
-        finite = shown & torch.isfinite(lse)
+        # Of an infinite negative logit lse knows nothing; the mean does.
+        finite = shown & torch.isfinite(lse) & torch.isfinite(rows.mean)
         several = finite & (count > 1)
-        masks = (shown, real & (count == 0), several, several & rows.saturated(), shown & ~torch.isfinite(lse))
+        masks = (shown, real & (count == 0), several, several & rows.saturated(), shown & ~finite)
         counts = torch.stack([by_head(mask).sum(-1) for mask in masks])
 
         centred = rows.centred_max()
@@ -137,7 +137,7 @@ class HeadStats:
 
     @property
     def nonfinite_rows(self) -> Tensor:
-        """Rows whose lse is NaN or infinite; left out of every mean and histogram."""
+        """Rows with a NaN or infinite logit, or whose mean overflows; left out of every mean and histogram."""
         return self._count("nonfinite_rows")
 
     @property
@@ -273,23 +273,17 @@ class HeadStats:
         """The record that `to_dict` wrote.
 
         Raises:
-            ArgumentError: a part is missing or of the wrong length.
+            ArgumentError: a part is missing, of the wrong length, or names a bin that there is not.
         """
         try:
             heads = int(data["heads"])
             counts = torch.tensor([data["counts"][name] for name in _COUNTS], dtype=torch.int64)
             extremes = torch.tensor([[float(x) for x in data["extremes"][name]] for name in _EXTREMES], dtype=torch.float64)
             sums = torch.tensor([[float(x) for x in data["sums"][name]] for name in _SUMS], dtype=torch.float64)
-            histograms = {}
-            for name, edges in HISTOGRAM_EDGES.items():
-                histogram = torch.zeros(heads, len(edges) + 1, dtype=torch.int64)
-                for head, bins in enumerate(data["histograms"][name]):
-                    for i, n in bins:
-                        histogram[head, i] = n
-                histograms[name] = histogram
+            histograms = {name: _dense(data["histograms"][name], len(edges) + 1) for name, edges in HISTOGRAM_EDGES.items()}
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ArgumentError("data", f"a dictionary with a fault ({error!r})", "what HeadStats.to_dict returned") from error
-        if not counts.shape[-1] == extremes.shape[-1] == sums.shape[-1] == heads:
+        if {counts.shape[-1], extremes.shape[-1], sums.shape[-1], *map(len, histograms.values())} != {heads}:
             raise ArgumentError("data", f"columns of differing length for {heads} heads", "what HeadStats.to_dict returned")
         return HeadStats(counts, extremes, sums, histograms)
 
@@ -325,9 +319,19 @@ def _largest(values: Tensor) -> Tensor:
 
 def _histogram(values: Tensor, mask: Tensor, edges: Tensor) -> Tensor:
     heads, bins = values.shape[0], len(edges) + 1
-    index = torch.bucketize(values, edges.to(values.device), right=True)
+    index = torch.bucketize(values.contiguous(), edges.to(values.device), right=True)
     index = index + bins * torch.arange(heads, device=values.device).unsqueeze(-1)
     return torch.bincount(index[mask], minlength=heads * bins).reshape(heads, bins)
+
+
+def _dense(heads: list[list[tuple[int, int]]], bins: int) -> Tensor:
+    histogram = torch.zeros(len(heads), bins, dtype=torch.int64)
+    for head, entries in enumerate(heads):
+        for i, n in entries:
+            if not 0 <= i < bins:
+                raise IndexError(f"bin {i} of {bins}")
+            histogram[head, i] = n
+    return histogram
 
 
 def _outer(name: str, edges: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,6 +45,9 @@ def merge(a: RowStats | Part, b: RowStats | Part) -> RowStats | Part:
         _check(rows_a, rows_b)
         if output_a.shape != output_b.shape:
             raise ArgumentError("b", f"an output of shape {tuple(output_b.shape)}", f"the shape of a's, {tuple(output_a.shape)}")
+        if output_a.shape[:-1] != rows_a.lse.shape:
+            expected = f"{tuple(rows_a.lse.shape)} and one more dimension, as its record says"
+            raise ArgumentError("a, b", f"outputs of shape {tuple(output_a.shape)}", expected)
         share_a, share_b = (share.unsqueeze(-1) for share in shares(rows_a.lse, rows_b.lse))
         output = share_a * output_a.to(share_a.dtype) + share_b * output_b.to(share_a.dtype)
         return output.to(output_a.dtype), merge_rows(rows_a, rows_b)

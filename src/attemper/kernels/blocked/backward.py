@@ -26,8 +26,7 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
 
     With D = Σ o·do of the row: dz = p·(dp − D + g_lse − g_entropy·(ln p + H)), then back through the cap, the scale and q·k.
     """
-    _, heads, _, keys = inputs.shape
-    kv_heads, dtype = inputs.key.shape[1], inputs.compute_dtype
+    heads, kv_heads, dtype = inputs.query.shape[1], inputs.key.shape[1], inputs.compute_dtype
     growing = _Accumulators(inputs, needs)
     rows = _RowTerms(inputs, result, upstream)
     for start, end in query_blocks(inputs):
@@ -36,7 +35,7 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
         if upstream.output is not None:
             d_output = fold_groups(upstream.output[:, :, start:end].to(dtype), kv_heads)
         d_query = torch.zeros_like(query)
-        for tile in tiles(rules, start, end, keys):
+        for tile in tiles(inputs, rules, start, end):
             of_tile = tile_logits(inputs, rules, tile, query)
             visible = of_tile.folded_visible(kv_heads)
             shifted = of_tile.logits - rows.shift[..., start:end, None]

@@ -12,7 +12,7 @@ from attemper.stats import moments
 
 def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:
     """softmax(z) v and the record of z, one block of queries after another."""
-    batch, heads, queries, keys = inputs.shape
+    batch, heads, queries, _ = inputs.shape
     kv_heads, dtype, device = inputs.key.shape[1], inputs.compute_dtype, inputs.query.device
     output = None
     if inputs.value is not None:
@@ -22,7 +22,7 @@ def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: b
     for start, end in query_blocks(inputs):
         softmax, moments = _OnlineSoftmax(inputs, end - start), _Moments(inputs, end - start)
         query = fold_groups(inputs.query[:, :, start:end].to(dtype), kv_heads)
-        for tile in tiles(rules, start, end, keys):
+        for tile in tiles(inputs, rules, start, end):
             of_tile = tile_logits(inputs, rules, tile, query)
             if statistics:
                 moments.add(of_tile, tile)
@@ -140,7 +140,9 @@ class _Moments:
         largest, argmax = of_tile.hide(of_tile.logits, -math.inf).max(-1)
         count = torch.full_like(self.count, tile.key_end - tile.key_start)
         if of_tile.visible is not None:
-            count = of_tile.visible.sum(-1).to(count.dtype).expand_as(count)
+            # A mask may be 1 wide in the keys and stand for all of them.
+            visible = of_tile.visible.expand(*of_tile.visible.shape[:-1], tile.key_end - tile.key_start)
+            count = visible.sum(-1).to(count.dtype).expand_as(count)
         self._add_moments(of_tile, count)
         # A later tile must be larger to take over, so that a tie keeps the lowest index; NaN takes over and stays.
         ahead = (self.argmax < 0) | (largest > self.largest) | torch.isnan(largest)

@@ -10,6 +10,8 @@ from attemper.kernels.dropout import keep_factor
 from attemper.kernels.spec import Inputs, Rules, Tile, fold_groups, keys_in_reach, logits_of, masking, unfold_groups
 
 _TILE_KEYS = 256
+# A few queries over many keys, as in decoding, would make tiles so small that calling torch is all that takes time.
+_LEAST_ELEMENTS = 2**15
 # Elements of a tile over all batches and heads: 2 MiB in float32, a few of which are alive at a time; near the fastest, too.
 _TILE_ELEMENTS = 2**19
 
@@ -39,11 +41,13 @@ def query_blocks(inputs: Inputs) -> Iterator[tuple[int, int]]:
         yield start, min(start + size, queries)
 
 
-def tiles(rules: Rules, start: int, end: int, keys: int) -> Iterator[Tile]:
+def tiles(inputs: Inputs, rules: Rules, start: int, end: int) -> Iterator[Tile]:
     """The tiles of a block of queries; keys that position hides from all of them are left out."""
+    batch, heads, _, keys = inputs.shape
     first, last = keys_in_reach(rules, start, end, keys)
-    for key in range(first, last, _TILE_KEYS):
-        yield Tile(start, end, key, min(key + _TILE_KEYS, last))
+    size = max(_TILE_KEYS, _LEAST_ELEMENTS // max(1, batch * heads * (end - start)))
+    for key in range(first, last, size):
+        yield Tile(start, end, key, min(key + size, last))
 
 
 def tile_logits(inputs: Inputs, rules: Rules, tile: Tile, query: Tensor) -> TileLogits:

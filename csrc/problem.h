@@ -14,7 +14,7 @@ struct View {
   int64_t stride[4];
 };
 
-// The request, in the order in which the binding receives it: whole numbers first, then two doubles.
+// The request, in the order in which the binding receives it: whole numbers first, then three doubles.
 // Outputs are contiguous: row figures are [batch, heads, queries] of the compute type, gradients as noted.
 struct Problem {
   int64_t dtype, mask_dtype;
@@ -43,6 +43,7 @@ struct Problem {
 
   double softcap;    // 0: none
   double dropout_p;
+  double invisible_below;  // a float mask at or below this hides the pair
 };
 
 }  // namespace attemper

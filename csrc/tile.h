@@ -139,10 +139,6 @@ struct Visibility {
 
 template <class MaskStored, class Real>
 void read_mask(const Problem& p, const Block<Real>& block, int64_t key, int64_t keys, Real* bias) {
-  const Real hidden_below = sizeof(MaskStored) == 8 ? Real(-8.98846567431157854e307)
-                            : sizeof(MaskStored) == 4 ? Real(-1.7014117331926443e38)
-                            : kSame<MaskStored, Float16> ? Real(-32752.0)
-                                                         : Real(-1.6947656946257677e38);
   for (int64_t r = 0; r < kBlock<Real>; ++r) {
     const int64_t row = block.first + least(r, block.rows - 1);
     const MaskStored* mask = at<MaskStored>(p.mask, block.batch, block.head, row) + key * p.mask.stride[3];
@@ -152,7 +148,7 @@ void read_mask(const Problem& p, const Block<Real>& block, int64_t key, int64_t 
         x = mask[j * p.mask.stride[3]] ? Real(0) : Real(-kInfinity);
       } else {
         x = read(mask[j * p.mask.stride[3]]);
-        if (x <= hidden_below) x = -kInfinity;
+        if (x <= p.invisible_below) x = -kInfinity;
       }
       bias[j * kBlock<Real> + r] = x;
     }

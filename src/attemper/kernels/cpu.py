@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attemper.errors import UnsupportedError
-from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Upstream
+from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Upstream, invisible_below
 
 try:
     from attemper.kernels import _cpu
@@ -24,7 +24,7 @@ _ISA_VARIABLE = "ATTEMPER_CPU_ISA"
 _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4}
 _UNLIMITED = 2**60
 _NO_VIEW = (0, 0, 0, 0, 0)
-_RECORD = struct.Struct("=68q2d")
+_RECORD = struct.Struct("=68q3d")
 
 # Where few heads would leave threads idle, the keys are dealt to this many units. It follows from the shape alone, so that
 # results do not depend on the number of threads.
@@ -38,16 +38,33 @@ def available() -> bool:
     return _cpu is not None
 
 
-def instruction_set() -> str:
-    """The build in use: "avx512", "avx2" or "portable"; the variable ATTEMPER_CPU_ISA overrides the choice."""
-    assert _cpu is not None
-    return _cpu.instruction_set()
+def refusal(inputs: Inputs) -> str:
+    """What the kernel does not take of these tensors, "" if it takes them all: it reads plain memory of this process."""
+    for tensor in inputs:
+        if tensor is None:
+            continue
+        if tensor.device.type != "cpu":
+            return f"a tensor on {tensor.device}"
+        if type(tensor) not in (Tensor, torch.nn.Parameter):
+            return f"a {type(tensor).__name__}"
+        if tensor.is_neg():
+            return "a tensor whose sign is yet to be turned (see torch.Tensor.resolve_neg)"
+    return ""
+
+
+def describe() -> str:
+    """What is here, in a few words: the instruction set in use, which ATTEMPER_CPU_ISA overrides, or why there is none."""
+    if _cpu is None:
+        return "compiled C++; not built here: reinstall with pip install -v to see why"
+    return f"compiled C++, {_cpu.instruction_set()}, memory in proportion to the length"
 
 
 def _choose() -> None:
     wanted = os.environ.get(_ISA_VARIABLE, "")
     if _cpu is not None and not _cpu.choose_instruction_set(wanted):
-        raise UnsupportedError(f"{_ISA_VARIABLE}: got {wanted!r}; expected avx512, avx2 or portable, as far as this processor has it")
+        raise UnsupportedError(
+            f"{_ISA_VARIABLE}: got {wanted!r}; expected avx512, avx2 or portable, as far as this processor has it"
+        )
 
 
 _choose()
@@ -115,7 +132,18 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
         flowing = (constant.data_ptr(), _address(entropy), pivot)
         grown = tuple(_address(each) for each in (d_query, d_key, d_value, from_pivot, d_mask))
         written = (0, 0, 0, 0, 0, *(each.data_ptr() for each in kept[:4]))
-        _run("backward", inputs, rules, False, written, flowing, view, splits, grown, (1, 1, 1, 1) if d_mask is None else d_mask.shape)
+        _run(
+            "backward",
+            inputs,
+            rules,
+            False,
+            written,
+            flowing,
+            view,
+            splits,
+            grown,
+            (1, 1, 1, 1) if d_mask is None else d_mask.shape,
+        )
 
     d_sink = _sink_gradient(inputs, kept, result.entropy, constant, entropy)
     d_scale = None
@@ -192,6 +220,7 @@ def _run(
         *mask_shape,
         rules.softcap or 0.0,
         rules.dropout_p,
+        0.0 if mask is None or mask.dtype == torch.bool else invisible_below(mask.dtype, inputs.compute_dtype),
     )
     assert _cpu is not None
     getattr(_cpu, direction)(record)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attemper.capture.projections import Origin
-from attemper.ops import row_stats
+from attemper.ops import row_stats, without_autocast
 from attemper.stats import RowStats
 
 HIDDEN = -1e4  # older models write this into their masks instead of the most negative number
@@ -81,17 +81,18 @@ class AttentionCall:
         mask = self.attn_mask
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.masked_fill(mask <= HIDDEN, -torch.inf)
-        return row_stats(
-            self.query,
-            self.key,
-            mask,
-            self.is_causal,
-            scale=self.scale,
-            softcap=self.softcap,
-            sinks=self.sinks,
-            window=self.window,
-            offset=self.offset,
-        )
+        with without_autocast(self.query.device):  # these tensors are what was multiplied: nothing is left to be cast
+            return row_stats(
+                self.query,
+                self.key,
+                mask,
+                self.is_causal,
+                scale=self.scale,
+                softcap=self.softcap,
+                sinks=self.sinks,
+                window=self.window,
+                offset=self.offset,
+            )
 
     def query_mask(self) -> Tensor | None:
         """[batch, queries], True where the query is a real token; None where nothing says that any is padding.

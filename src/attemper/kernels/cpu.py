@@ -86,11 +86,11 @@ def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: b
     dtype = inputs.compute_dtype
 
     def rows(*before: int) -> Tensor:
-        return torch.empty(*before, batch, heads, queries, dtype=dtype)
+        return torch.empty(*before, batch, heads, queries, dtype=dtype, device="cpu")
 
     output = None
     if inputs.value is not None:
-        output = torch.empty(batch, heads, queries, inputs.value.shape[-1], dtype=inputs.query.dtype)
+        output = torch.empty(batch, heads, queries, inputs.value.shape[-1], dtype=inputs.query.dtype, device="cpu")
     lse, entropy, kept = rows(), rows(), _Kept(*(rows() for _ in _Kept._fields))
     rest = rows(10) if statistics else None
     # The backward pass wants the output unrounded: D = Σ o·do would inherit its rounding.
@@ -118,7 +118,7 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
     splits = _splits(batch * kv_heads, keys)
 
     def zeros(need: bool, *shape: int) -> Tensor | None:
-        return torch.zeros(shape, dtype=dtype) if need else None
+        return torch.zeros(shape, dtype=dtype, device="cpu") if need else None
 
     d_query = zeros(needs.query, splits, batch, heads, queries, width)
     d_key = zeros(needs.key, *inputs.key.shape)

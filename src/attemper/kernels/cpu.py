@@ -109,10 +109,11 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
     output = result.saved[5] if len(result.saved) == 6 else result.output
     batch, heads, queries, keys = inputs.shape
     kv_heads, width = inputs.key.shape[1], inputs.query.shape[-1]
-    constant = torch.zeros_like(result.lse) if upstream.lse is None else upstream.lse.to(dtype).contiguous()
+    constant = torch.zeros_like(result.lse) if upstream.lse is None else upstream.lse.to(dtype)
     if upstream.output is not None and output is not None:
         # In float64: where the weights are sharp, dp − D is a small difference of two sums.
         constant = (constant - (output.double() * upstream.output.double()).sum(-1)).to(dtype)
+    constant = constant.contiguous()
     entropy = None if upstream.entropy is None else upstream.entropy.to(dtype).contiguous()
 
     splits = _splits(batch * kv_heads, keys)

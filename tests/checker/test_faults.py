@@ -277,6 +277,21 @@ class SelfAttention(nn.Module):
         return self.o(F.scaled_dot_product_attention(q, k, v, self.mask).transpose(1, 2).flatten(-2))
 
 
+def test_a_mask_that_hides_everything() -> None:
+    nothing = torch.zeros(TOKENS, TOKENS, dtype=torch.bool)
+    report = attemper.check(Stack([nothing, ~nothing]))
+    (finding,) = found(report, "ATT401")
+    assert f"{BATCH * TOKENS} of {BATCH * TOKENS} real tokens" in finding.message
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf])
+def test_a_scale_that_is_no_number(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+    plain = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, v, mask: plain(q, k, v, mask, scale=scale))
+    report = attemper.check(Stack([torch.ones(TOKENS, TOKENS, dtype=torch.bool)]))
+    assert {"ATT104", "ATT203"} <= codes(report)
+
+
 class TestPadding:
     def test_an_encoder_that_ignores_its_mask(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from transformers.models.bert import modeling_bert
@@ -320,6 +335,11 @@ class TestNotFinite:
         assert f"its parameter {parameter} is itself not finite" in finding.message
         assert words in finding.message
         assert finding.severity is Severity.ERROR
+
+    def test_a_model_that_is_nothing_but_attention(self) -> None:
+        model = self.spoil(nn.MultiheadAttention(20, 5), "in_proj_weight")
+        (finding,) = found(attemper.check(model, (torch.randn(7, 2, 20),) * 3), "ATT203")
+        assert "this is attention" in finding.message
 
     def test_a_residual_stream_that_passes_float16(self) -> None:
         # The kind of Gemma 3: each sum is finite in float32, attention has headroom, and the stream leaves float16's range.

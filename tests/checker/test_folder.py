@@ -262,7 +262,7 @@ class TestConfigurations:
         self.check(folder, "could not be loaded", model_type="no-such-kind")
 
     def test_shapes_that_do_not_fit(self, folder: Path) -> None:
-        self.check(folder, "could not be loaded", intermediate_size=59)
+        self.check(folder, r"have other shapes than its config\.json asks for", intermediate_size=59)
 
     def test_attention_that_the_files_lack(self, folder: Path) -> None:
         # Four layers are asked for, three are there: the fourth would be random, and its figures mean nothing.

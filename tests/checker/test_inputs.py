@@ -164,6 +164,10 @@ class TestGiven:
         layer.example_inputs = lambda: torch.randn(2, 11, 20)  # pyrefly: ignore
         assert len(attemper.check(layer).rows) == 1
 
+    def test_nothing_in_particular(self) -> None:
+        with pytest.raises(LoadError, match="could not be run on given: nothing: TypeError"):
+            attemper.check(Products(), {})
+
     def test_example_inputs_that_fail(self) -> None:
         class Broken(Products):
             def example_inputs(self) -> Any:
@@ -174,6 +178,10 @@ class TestGiven:
 
 
 class TestOptions:
+    def test_codes_that_are_no_text(self) -> None:
+        with pytest.raises(ArgumentError, match="select: got 101; expected codes"):
+            attemper.check(Products(), TestGiven.tensors, select=101)  # pyrefly: ignore
+
     def test_an_unknown_dtype(self) -> None:
         with pytest.raises(ArgumentError, match="dtype: got 'int8'; expected one of auto, float32, float16, bfloat16"):
             attemper.check(Products(), TestGiven.tensors, dtype="int8")

@@ -29,6 +29,15 @@ class MineForCausalLM(LlamaForCausalLM):
 
 
 class TestModules:
+    def test_a_compiled_one_is_the_one_inside(self) -> None:
+        report = attemper.check(torch.compile(checkpoints.llama(), backend="eager"))
+        assert report.model == "LlamaForCausalLM"
+        assert report.rows[0].module == "model.layers.0.self_attn"
+
+    def test_a_path(self, tmp_path: Path) -> None:
+        folder = checkpoints.save(checkpoints.llama(), tmp_path)
+        assert attemper.check(folder).model == str(folder)
+
     def test_one_without_numbers(self) -> None:
         with torch.device("meta"):
             hollow = torch.nn.MultiheadAttention(20, 5)

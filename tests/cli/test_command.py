@@ -249,6 +249,10 @@ class TestOtherCommands:
     def test_all_rules(self, capsys: Capture) -> None:
         _, out, _ = run(capsys, "rule")
         assert all(rule.code in out for rule in RULES)
+        assert all(line.startswith(("ATT", " " * 17)) for line in out.splitlines())
+
+    def test_help_is_not_cut(self, capsys: Capture) -> None:
+        assert "..." not in run(capsys, "--help")[1].partition("Commands:")[2]
 
     def test_an_unknown_rule_lists_those_there_are(self, capsys: Capture) -> None:
         line = could_not_run(capsys, "rule", "ATT999")

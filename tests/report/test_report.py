@@ -11,6 +11,7 @@ from rich.console import Console
 
 from attemper.errors import ArgumentError
 from attemper.report import Finding, LayerRow, Report, Severity
+from attemper.report.layout import table
 from attemper.report.terminal import print_report
 from attemper.stats import HeadStats, RowStats
 
@@ -177,6 +178,21 @@ class TestText:
         rows = tuple(LayerRow("shared.attention", call, "sdpa", stats(call), None) for call in range(2))
         assert "layer = shared.attention" in str(report(rows=rows))
         assert "call 1 " in str(report(rows=rows))
+
+    def test_a_narrow_terminal_cuts_no_figure(self) -> None:
+        console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=40)
+        whole = report()
+        print_report(whole, console, {})
+        text = console.file.getvalue()
+        _, rows = table(whole)
+        for cells in rows:
+            assert any(line.split()[-len(cells) + 1 :] == cells[1:] for line in text.splitlines())
+
+    def test_figures_that_there_are_none_of(self) -> None:
+        one_key = HeadStats.from_rows(RowStats.from_logits(torch.ones(1, 3, 1, 1)))
+        assert "mean normalized entropy —, mean gain 0.0000, saturated —." in " ".join(
+            str(report(rows=(LayerRow("one", 0, "sdpa", one_key, None),))).split()
+        )
 
     @pytest.mark.parametrize("on_terminal", [False, True])
     def test_names_cannot_steer_the_terminal(self, on_terminal: bool) -> None:

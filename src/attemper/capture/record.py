@@ -4,6 +4,7 @@ A record holds the call's own tensors, detached, on the device where they are; n
 are not copies: what the model writes over afterwards (a preallocated cache) changes in the record too.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -81,13 +82,16 @@ class AttentionCall:
         mask = self.attn_mask
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.masked_fill(mask <= HIDDEN, -torch.inf)
+        scale = self.scale
+        if not isinstance(scale, Tensor) and not math.isfinite(scale):  # refused as a number; here it is what the model did
+            scale = torch.full((), scale, device=self.query.device)
         with without_autocast(self.query.device):  # these tensors are what was multiplied: nothing is left to be cast
             return row_stats(
                 self.query,
                 self.key,
                 mask,
                 self.is_causal,
-                scale=self.scale,
+                scale=scale,
                 softcap=self.softcap,
                 sinks=self.sinks,
                 window=self.window,
@@ -97,8 +101,9 @@ class AttentionCall:
     def query_mask(self) -> Tensor | None:
         """[batch, queries], True where the query is a real token; None where nothing says that any is padding.
 
-        In self-attention a position whose key no query sees is padding. That needs a key for every query: over a longer
-        cache, and in cross attention, nothing is said. (nn.MultiheadAttention's extra keys come last and are left aside.)
+        In self-attention a position whose key no query sees is padding, unless no key at all is seen: such a sequence is not
+        all padding, its mask is at fault. That needs a key for every query: over a longer cache, and in cross attention,
+        nothing is said. (nn.MultiheadAttention's extra keys come last and are left aside.)
         """
         queries, keys = self.query.shape[-2], self.key.shape[-2]
         extra = keys - queries if self.seam == "multihead" else 0
@@ -115,7 +120,8 @@ class AttentionCall:
             visible = visible & (distance >= self.offset - left)
         if right is not None:
             visible = visible & (distance <= self.offset + right)
-        return visible.any(-2).any(1).expand(self.query.shape[0], queries)
+        seen = visible.any(-2).any(1)
+        return (seen | ~seen.any(-1, keepdim=True)).expand(self.query.shape[0], queries)
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,9 @@ def prefixes(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...
     """
     if given is None:
         return ()
-    parts = [given] if isinstance(given, str) else list(given)
+    parts = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(part, str) for part in parts):
+        raise ArgumentError(argument, repr(given), "codes or beginnings of codes, in a list or with commas")
     wanted = tuple(piece.strip().upper() for part in parts for piece in part.split(",") if piece.strip())
     for prefix in wanted:
         if not any(code.startswith(prefix) for code in BY_CODE):

@@ -1,6 +1,7 @@
 """What the model is run on: what the user gives, or something sensible and real, always described in words."""
 
 import inspect
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,11 +54,11 @@ def _given(subject: Subject, given: Any, options: Options) -> Inputs:
     if isinstance(given, Tensor):
         return Inputs((given,), {}, f"a tensor of shape {tuple(given.shape)}")
     if isinstance(given, Mapping):
-        return Inputs((), dict(given), f"given: {_names(given)}")
-    if isinstance(given, str):
-        return _named(subject, given, options)
+        return Inputs((), dict(given), f"given: {_names(given) or 'nothing'}")
+    if isinstance(given, (str, os.PathLike)):
+        return _named(subject, os.fspath(given), options)
     if isinstance(given, Sequence):
-        return Inputs(tuple(given), {}, f"{len(given)} positional arguments")
+        return Inputs(tuple(given), {}, f"{len(given)} positional argument{'' if len(given) == 1 else 's'}")
     raise LoadError(f"inputs: got {type(given).__name__}; expected a dict of tensors, a tensor, a tuple of tensors, or a string")
 
 

@@ -1,6 +1,7 @@
 """Turns what the user named into a module: a folder, a Hub id, `package.module:factory`, or a module itself."""
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -38,7 +39,7 @@ class Subject:
     notes: tuple[str, ...] = ()
 
 
-def load(model: str | nn.Module | None, options: Options) -> Subject:
+def load(model: "str | os.PathLike[str] | nn.Module | None", options: Options) -> Subject:
     """The model that was asked for, or the unscaled example where none was.
 
     Raises:
@@ -46,9 +47,11 @@ def load(model: str | nn.Module | None, options: Options) -> Subject:
         MissingExtraError: an optional package is needed.
     """
     if isinstance(model, nn.Module):
-        return _as_built(model, type(model).__name__, options)
+        return _as_built(model, type(getattr(model, "_orig_mod", model)).__name__, options)
     if model is None:
         return _from_factory(EXAMPLE, options)
+    if isinstance(model, os.PathLike):
+        return _from_folder(path_of(os.fspath(model)), os.fspath(model), options)
     if not isinstance(model, str):
         raise LoadError(
             f"model: got {type(model).__name__}; expected a torch.nn.Module, a folder, a Hub id or package.module:factory"
@@ -126,6 +129,9 @@ def _from_folder(folder: Path, name: str, options: Options) -> Subject:
 
 
 def _as_built(model: nn.Module, name: str, options: Options, *, own: bool = False) -> Subject:
+    inner = getattr(model, "_orig_mod", None)  # torch.compile wraps; a capture runs the module inside eagerly anyway
+    if isinstance(inner, nn.Module):
+        model = inner
     config = getattr(model, "config", None)
     config = config if hasattr(config, "model_type") else None
     hollow = next((key for key, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta), None)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from attemper.checker.evidence import Evidence
-from attemper.checker.findings import finding
+from attemper.checker.findings import finding, heads_in_words
 from attemper.report import Finding
 
 
@@ -34,8 +34,9 @@ def _future(evidence: Evidence) -> Finding:
     assert leak is not None
     seeing = [call for call in evidence.calls if call.self_attention and call.future_heads and call.in_causal_part]
     layers = [call.module for call in seeing]
+    some = seeing[0].future_heads if seeing and len(seeing[0].future_heads) < seeing[0].heads else ()
     where = (
-        f"later keys are visible in {_listed(layers)}"
+        f"later keys are visible in {_listed(layers)}" + (f" ({heads_in_words(some)} of the first)" if some else "")
         if layers
         else "no attention call that was seen shows later keys, so they come in by another way"
     )
@@ -46,7 +47,7 @@ def _future(evidence: Evidence) -> Finding:
         f"{evidence.causal_claim}.",
         cost="Training loss looks better than it is, and generation fails, since the future is not there.",
         module=layers[0] if layers else "",
-        heads=seeing[0].future_heads if seeing and len(seeing[0].future_heads) < seeing[0].heads else (),
+        heads=some,
         measured=leak.moved,
         threshold=leak.allowed,
     )

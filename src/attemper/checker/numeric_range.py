@@ -133,7 +133,7 @@ def _not_finite(evidence: Evidence) -> Finding:
 
 
 def _in_attention(module: str, evidence: Evidence) -> bool:
-    return any(module == call.module or module.startswith(call.module + ".") for call in evidence.calls if call.module)
+    return any(module == call.module or (call.module and module.startswith(call.module + ".")) for call in evidence.calls)
 
 
 def _where(mask: Tensor) -> list[int]:

@@ -52,6 +52,8 @@ def read(checkpoint: Checkpoint, options: Options) -> tuple[Any, frozenset[str],
             if options.trust_remote_code or "trust_remote_code" not in str(error)
             else "; it brings its own code: --trust-remote-code"
         )
+        if "ignore_mismatched_sizes" in str(error):  # transformers names the tensors in its log only
+            raise LoadError(f"{folder}: the tensors in its weights have other shapes than its config.json asks for") from error
         raise LoadError(f"{folder} could not be loaded: {one_line(error)}{hint}") from error
     if info.get("error_msgs"):
         raise LoadError(f"{folder} could not be loaded: {' '.join(str(info['error_msgs'][0]).split())[:300]}")

@@ -1,5 +1,6 @@
 """`check`: load, measure, judge, report."""
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,7 +24,7 @@ _RULES: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (scale_findings, r
 
 
 def check(
-    model: str | nn.Module | None = None,
+    model: "str | os.PathLike[str] | nn.Module | None" = None,
     inputs: Any = None,
     *,
     select: str | Iterable[str] | None = None,
@@ -37,8 +38,8 @@ def check(
     """Run a model once, look at every attention call in it, and report what is wrong.
 
     Args:
-        model: a module, or what the command takes: a Hugging Face folder, a Hub id, or "package.module:factory" (called without
-            arguments); None: the unscaled example that attemper brings along.
+        model: a module, a path, or what the command takes: a Hugging Face folder, a Hub id, or "package.module:factory" (called
+            without arguments); None: the unscaled example that attemper brings along.
         inputs: a dict of tensors by parameter name, a tensor or a tuple of tensors, or what the command takes: a text file, a
             safetensors file of named tensors, or "module:function". None: a built-in passage through the model's tokenizer, the
             model's own `example_inputs()`, or made-up inputs; the report says which.

@@ -154,11 +154,11 @@ def _check(
     raise typer.Exit(code)
 
 
-@app.command("rule")
+@app.command("rule", short_help="Explain a code such as ATT101, or list all of them.")
 def _rule(code: Annotated[str, typer.Argument(help="A code such as ATT101; all of them if none is given.")] = "") -> None:
     """Explain a code: what is found, why it matters, what to do, where the threshold comes from."""
     if not code:
-        _say([f"{each.code}  {each.severity!s:<7}  {each.name}: {each.summary}" for each in RULES])
+        _say([f"{each.code}  {each.severity!s:<7}  {each.name}: {each.summary}" for each in RULES], hang=17)
         return
     found = rule(code)
     _say(
@@ -176,15 +176,15 @@ def _rule(code: Annotated[str, typer.Argument(help="A code such as ATT101; all o
     )
 
 
-@app.command("info")
+@app.command("info", short_help="Print versions, kernels and extras, for a bug report.")
 def _info() -> None:
     """Print versions, kernels, threads and installed extras, for a bug report."""
-    _say(describe())
+    _say(describe(), hang=2)
 
 
-def _say(lines: list[str]) -> None:
+def _say(lines: list[str], hang: int = 0) -> None:
     try:
-        write_lines(lines)
+        write_lines(lines, hang)
     except BrokenPipeError:
         _close_stdout()
 

@@ -34,10 +34,11 @@ def write_json(data: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def write_lines(lines: list[str]) -> None:
-    """Write lines, the long ones wrapped."""
+def write_lines(lines: list[str], hang: int = 0) -> None:
+    """Write lines, the long ones wrapped and indented by `hang` from their second line on."""
+    wrap = textwrap.TextWrapper(_LINE, subsequent_indent=" " * hang, break_on_hyphens=False, break_long_words=False)
     for line in lines:
-        sys.stdout.write(textwrap.fill(line, _LINE, break_on_hyphens=False, break_long_words=False) + "\n")
+        sys.stdout.write(wrap.fill(line) + "\n")
     sys.stdout.flush()
 
 

@@ -94,8 +94,8 @@ def closing(report: Outcome) -> str:
     return (
         f"{_plural(totals.calls, 'attention call')}, {_plural(totals.heads, 'head')}, {_plural(totals.rows, 'row')}: {counts}. "
         f"Largest logit {number(totals.max_logit)}, fp16 room {number(totals.headroom_float16)}×, "
-        f"mean normalized entropy {totals.mean_normalized_entropy:.4f}, mean gain {totals.mean_gain:.4f}, "
-        f"saturated {totals.saturated_share:.2%}."
+        f"mean normalized entropy {_form(totals.mean_normalized_entropy, '.4f')}, mean gain {_form(totals.mean_gain, '.4f')}, "
+        f"saturated {_form(totals.saturated_share, '.2%')}."
     )
 
 
@@ -142,6 +142,10 @@ def _figures(row: LayerRow) -> list[str]:
         _room(float(stats.product_absmax.max())),
         "—" if row.scale is None else number(row.scale),
     ]
+
+
+def _form(value: float, form: str) -> str:
+    return "—" if math.isnan(value) else format(value, form)
 
 
 def _mean(values: torch.Tensor, weights: torch.Tensor, form: str) -> str:

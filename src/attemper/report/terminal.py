@@ -12,6 +12,7 @@ from attemper.report import layout
 from attemper.report.records import Outcome, Severity
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+_LAYER = 16  # how narrow the column of names may become
 
 
 def print_report(report: Outcome, console: Console, rule_names: dict[str, str]) -> None:
@@ -41,18 +42,22 @@ def _print_table(report: Outcome, console: Console) -> None:
     if shared:
         console.print(Text.assemble(("layer = ", "dim"), shared))
     table = Table(box=None, pad_edge=False, header_style="bold")
+    widest = [max(len(cell) for cell in column) for column in zip(layout.COLUMNS, *rows, strict=True)]
     for number, name in enumerate(layout.COLUMNS):
         table.add_column(name, justify="left" if number == 0 else "right", no_wrap=number > 0, overflow="fold")
+    # Too narrow a terminal wraps a whole line; cut to its width, "14.005" would read "14.".
+    narrowest = min(widest[0], _LAYER) + sum(widest[1:]) + 2 * (len(widest) - 1)
     for cells in rows:
         table.add_row(*(Text(cell) for cell in cells))
-    console.print(table)
+    table.width = narrowest if narrowest > console.width else None
+    console.print(table, crop=False)
     console.print(Text(layout.LEGEND, style="dim"))
 
 
 def _print_group(group: layout.Group, console: Console, name: str) -> None:
     style = _STYLES[group.severity]
     places = f"{group.places} place" if group.places == 1 else f"{group.places} places"
-    console.print(Text.assemble((f"{group.code} {group.severity}", style), (f" {name}", "bold"), (f"  ({places})", "dim")))
+    console.print(Text.assemble((f"{group.code} {group.severity}", style), (f" {name}", "bold"), (f" ({places})", "dim")))
     for place, message in group.messages:
         console.print(Padding(Text.assemble((place, "bold"), ": ", message), (0, 0, 0, 2)))
     if group.more:

@@ -14,6 +14,7 @@ constexpr int kColumns = 4;  // 32 registers: 6 × 4 sums, 4 of B, 1 of A
 constexpr int kColumns = 2;  // 16 registers: 6 × 2 sums, 2 of B, 1 of A
 #endif
 constexpr int kRows = 6;
+constexpr int64_t kInner = 128;  // terms that are added up in one go; the sums of more are added up apart, which bounds their error
 
 // How A is laid out: its rows along memory (A[row][inner]), or its columns (A[inner][row]).
 enum Layout { kInnerContiguous, kRowContiguous };
@@ -43,7 +44,15 @@ ATTEMPER_INLINE void rectangles_of(const Real* a, int64_t a_stride, const Real* 
                                    int64_t first_column, int64_t columns, Finish finish) {
   for (int64_t c = first_column; c + Columns * kLanes<Real> <= columns; c += Columns * kLanes<Real>) {
     Vec<Real> sums[Rows][Columns] = {};
-    accumulate<Real, Rows, Columns, layout>(a, a_stride, b + c, b_stride, inner, sums);
+    accumulate<Real, Rows, Columns, layout>(a, a_stride, b + c, b_stride, inner < kInner ? inner : kInner, sums);
+    for (int64_t i = kInner; i < inner; i += kInner) {
+      Vec<Real> more[Rows][Columns] = {};
+      const Real* part = a + i * (layout == kInnerContiguous ? 1 : a_stride);
+      accumulate<Real, Rows, Columns, layout>(part, a_stride, b + c + i * b_stride, b_stride,
+                                              inner - i < kInner ? inner - i : kInner, more);
+      for (int r = 0; r < Rows; ++r)
+        for (int k = 0; k < Columns; ++k) sums[r][k] += more[r][k];
+    }
     finish(row, c, sums);
   }
 }

@@ -69,7 +69,7 @@ EXTRAS_test := test
 EXTRAS_dev := dev
 
 # One stamp a purpose: running needs less than testing, testing less than working on the code.
-$(VENV)/.for-%: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.for-%: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) | $(BIN)/python
 	@echo 'Setting up $(VENV) with attemper[$(EXTRAS_$*)] ...'
 	@$(BIN)/python -m pip install -qq --editable '.[$(EXTRAS_$*)]'
 	@touch $@

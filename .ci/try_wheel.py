@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 IN_SDIST = {
     *("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "PKG-INFO", "README.md", "constraints.txt", "pyproject.toml"),
-    *("benchmarks", "docs", "examples", "scripts", "src", "tests"),
+    *("CMakeLists.txt", "benchmarks", "csrc", "docs", "examples", "scripts", "src", "tests"),
 }
 
 
@@ -50,9 +50,12 @@ def look_into(sdist: Path, wheel: Path) -> None:
     tracked = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     expected = {Path(name).relative_to("src") for name in tracked}
     require(expected <= in_wheel, f"{wheel.name} lacks {sorted(map(str, expected - in_wheel))}")
-    require(in_wheel <= expected, f"{wheel.name} holds {sorted(map(str, in_wheel - expected))}, which git does not know")
+    kernel = {path for path in in_wheel if path.match("attemper/kernels/_cpu.abi3.*")}
+    require(len(kernel) == 1, f"{wheel.name} lacks the compiled kernel")
+    stray = in_wheel - kernel - expected
+    require(not stray, f"{wheel.name} holds {sorted(map(str, stray))}, which git does not know")
     require(any(path.suffix == ".safetensors" for path in in_wheel), f"{wheel.name} lacks the weights of the example models")
-    require(wheel.name.endswith("-py3-none-any.whl"), f"{wheel.name} is not a pure wheel")
+    require("-cp311-abi3-" in wheel.name, f"{wheel.name} is not one wheel for every Python from 3.11 on")
 
 
 def use(wheel: Path, folder: Path) -> None:
@@ -62,11 +65,12 @@ def use(wheel: Path, folder: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     link("torch", (), site)
+    link("nanobind-backend", (), site)
     code = (
         "import warnings; warnings.simplefilter('ignore')\n"
         "import torch, attemper\n"
         "q = torch.randn(1, 2, 5, 16)\n"
-        "output, rows = attemper.attention(q, q, q, return_stats=True)\n"
+        "output, rows = attemper.attention(q, q, q, return_stats=True, impl='cpu')\n"
         "assert output.shape == q.shape and rows.max.shape == (1, 2, 5) and attemper.__doc__"
     )
     run(str(python), "-c", code)

@@ -12,7 +12,7 @@ from torch import Tensor
 from attemper import attention
 from attemper.ops import row_stats
 
-IMPLEMENTATIONS = ("reference", "blocked")
+IMPLEMENTATIONS = ("reference", "blocked", "cpu")
 every_implementation = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 
 

@@ -12,7 +12,7 @@ from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Tile
 from attemper.stats import RowStats, record_and_weights
 
 
-def forward(inputs: Inputs, rules: Rules, *, statistics: bool) -> Forward:
+def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:
     """softmax(z) v and the record of z."""
     output, rows = _attention(inputs, rules)
     output = None if output is None else output.to(inputs.query.dtype)

@@ -163,8 +163,8 @@ _BREAKS_THE_GRAPH: list[Any] = []
 
 
 def _run_eagerly(problem: Problem, impl: str, *, statistics: bool) -> tuple[Tensor | None, RowStats]:
-    kernel = choose(impl)
     inputs, rules = problem.inputs, problem.rules
+    kernel = choose(impl, inputs)
     if rules.dropout_p > 0.0:
         # On the CPU whatever the default device is: the seed is a number of this process.
         rules = replace(rules, seed=int(torch.randint(2**63 - 1, (), device="cpu")))

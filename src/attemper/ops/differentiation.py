@@ -18,7 +18,7 @@ class Attention(torch.autograd.Function):
     def forward(ctx: Any, kernel: Kernel, rules: Rules, statistics: bool, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         """Run the kernel and keep what its backward pass wants."""
         inputs = Inputs(*tensors)  # pyrefly: ignore[bad-argument-type]
-        result = kernel.forward(inputs, rules, statistics=statistics)
+        result = kernel.forward(inputs, rules, statistics=statistics, differentiable=any(ctx.needs_input_grad))
         ctx.kernel, ctx.rules = kernel, rules
         ctx.save_for_backward(*inputs, result.output, result.lse, result.entropy, *result.saved)
         ctx.set_materialize_grads(False)

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from attemper.errors import ArgumentError, UnsupportedError
-from attemper.kernels import blocked, reference
+from attemper.kernels import blocked, cpu, reference
 from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Upstream
 
 
 class Kernel(Protocol):
     """What an implementation offers."""
 
-    def forward(self, inputs: Inputs, rules: Rules, *, statistics: bool) -> Forward:
-        """The output and the record; see `Forward`."""
+    def forward(self, inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:
+        """The output and the record; see `Forward`. What is not differentiable need not be saved for a backward pass."""
         ...
 
     def backward(self, inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> Gradients:
@@ -32,19 +32,19 @@ class Implementation:
 IMPLEMENTATIONS = (
     Implementation("reference", reference, "the definition, materialised; O(N²) memory; the oracle of the tests"),
     Implementation("blocked", blocked, "pure PyTorch, O(N·d) memory, any device"),
-    Implementation("cpu", None, "compiled C++; not part of this version"),
+    Implementation("cpu", cpu if cpu.available() else None, cpu.describe()),
     Implementation("triton", None, "Triton, for GPUs; not part of this version"),
 )
 
 
-def choose(impl: str) -> Kernel:
-    """The kernel of that name; "auto" is the fastest that is here.
+def choose(impl: str, inputs: Inputs) -> Kernel:
+    """The kernel of that name; "auto" is the fastest that is here and takes these tensors.
 
     Raises:
-        ArgumentError: no such name. UnsupportedError: the name is right and the kernel is not here.
+        ArgumentError: no such name. UnsupportedError: the kernel is not here, or does not take these tensors.
     """
     if impl == "auto":
-        return blocked
+        return cpu if cpu.available() and not cpu.refusal(inputs) else blocked
     known = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
     if impl not in known:
         raise ArgumentError("impl", repr(impl), f"one of 'auto', {', '.join(map(repr, known))}")
@@ -52,4 +52,6 @@ def choose(impl: str) -> Kernel:
     if kernel is None:
         here = ", ".join(repr(name) for name, found in known.items() if found.kernel is not None)
         raise UnsupportedError(f"impl: {impl!r} is not available ({known[impl].description}); available here: {here}")
+    if kernel is cpu and (reason := cpu.refusal(inputs)):
+        raise UnsupportedError(f"impl: 'cpu' does not take {reason}; 'blocked' does")
     return kernel

@@ -10,7 +10,7 @@ from attemper.kernels.spec import Forward, Inputs, Rules, Tile, fold_groups, non
 from attemper.stats import moments
 
 
-def forward(inputs: Inputs, rules: Rules, *, statistics: bool) -> Forward:
+def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:
     """softmax(z) v and the record of z, one block of queries after another."""
     batch, heads, queries, _ = inputs.shape
     kv_heads, dtype, device = inputs.key.shape[1], inputs.compute_dtype, inputs.query.device
@@ -36,11 +36,12 @@ def forward(inputs: Inputs, rules: Rules, *, statistics: bool) -> Forward:
         if rest is not None:
             rest[..., start:end] = torch.stack(moments.fields(softmax))
     lse, entropy, shift, total, product_max = figures
-    saved = (shift, total, product_max)
-    if output is None:
-        return Forward(None, lse, entropy, rest, saved)
+    rounded = None if output is None else output.to(inputs.query.dtype)
+    if not differentiable:
+        return Forward(rounded, lse, entropy, rest, ())
     # The backward pass wants the output unrounded: D = Σ o·do would inherit its rounding.
-    return Forward(output.to(inputs.query.dtype), lse, entropy, rest, (*saved, output))
+    saved = (shift, total, product_max) if output is None else (shift, total, product_max, output)
+    return Forward(rounded, lse, entropy, rest, saved)
 
 
 class _OnlineSoftmax:

@@ -1,0 +1,339 @@
+// The backward pass. A unit is one key head (of one batch) and its share of the key tiles; it walks over all queries that read
+// these keys, recomputes their weights and gathers the gradients of its own keys, so that no two units write to one place:
+//
+//   P = weights again, dP = V·dOᵀ, dZ = P·(dP·keep + constant − g·(ln p + H)), dU = dZ back through cap and scale,
+//   dQᵀ += Kᵀ·dU (lanes are queries), dV += (P·keep)·dO and dK += dU·Q (lanes run along the width).
+//
+// Where keys are dealt to several units each has a dQ of its own; they are added up afterwards, in order. How many there are
+// depends on the shape alone, so the result does not depend on the number of threads.
+#pragma once
+#include "tile.h"
+
+namespace attemper {
+namespace {
+
+// What the backward pass needs of each row of a block. The weight of a key is e^(z − pivot) · peak, and ln p + H is
+// (z − pivot) + surprise: the two large parts of a logarithm never meet.
+template <class Real>
+struct RowTerms {
+  alignas(64) Real pivot[kBlock<Real>], peak[kBlock<Real>], surprise[kBlock<Real>];
+  alignas(64) Real constant[kBlock<Real>];          // gradient of lse − Σ o·do
+  alignas(64) Real entropy_gradient[kBlock<Real>];  // 0 where there is none
+  alignas(64) Real product_pivot[kBlock<Real>];     // any number near the products
+
+  RowTerms(const Problem& p, const Block<Real>& block) {
+    for (int64_t r = 0; r < kBlock<Real>; ++r) {
+      const int64_t row = (block.batch * p.heads + block.head) * p.queries + block.first + r;
+      const bool real = r < block.rows;
+      pivot[r] = real ? reinterpret_cast<const Real*>(p.pivot)[row] : Real(0);
+      peak[r] = real ? reinterpret_cast<const Real*>(p.peak)[row] : Real(0);
+      surprise[r] = real ? reinterpret_cast<const Real*>(p.surprise)[row] : Real(0);
+      constant[r] = real ? reinterpret_cast<const Real*>(p.constant)[row] : Real(0);
+      entropy_gradient[r] = real && p.entropy_gradient ? reinterpret_cast<const Real*>(p.entropy_gradient)[row] : Real(0);
+      product_pivot[r] = real && p.product_pivot ? reinterpret_cast<const Real*>(p.product_pivot)[row] : Real(0);
+      if (!(product_pivot[r] - product_pivot[r] == 0)) product_pivot[r] = 0;
+    }
+  }
+};
+
+// Numbers per row of a buffer whose lanes run along the width.
+template <class Real>
+int64_t padded(int64_t width) {
+  return (width + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
+}
+
+// The scratch of a unit.
+template <class Real>
+struct Desk {
+  Real *query, *output_gradient;            // [width or value_width][block]
+  Real *query_rows, *output_gradient_rows;  // [block][padded width]
+  Real *products, *weights, *gradient;      // [tile keys][block]
+  Real *bias, *keep;
+  Real *key_rows, *value_rows, *clean;  // [tile keys][width or value_width]
+  Real* query_gradient;                 // [width][block]
+  Real *key_gradient, *value_gradient;  // [keys][padded width]
+
+  Desk(const Problem& p, Arena& arena) {
+    const int64_t tile = kTileKeys * kBlock<Real>, width = padded<Real>(p.width), value_width = padded<Real>(p.value_width);
+    query = arena.take<Real>(p.width * kBlock<Real>);
+    output_gradient = arena.take<Real>(p.value_width * kBlock<Real>);
+    query_rows = arena.take<Real>(width * kBlock<Real>);
+    output_gradient_rows = arena.take<Real>(value_width * kBlock<Real>);
+    products = arena.take<Real>(tile);
+    weights = arena.take<Real>(tile);
+    gradient = arena.take<Real>(tile);
+    bias = arena.take<Real>(tile);
+    keep = arena.take<Real>(tile);
+    key_rows = arena.take<Real>(kTileKeys * p.width);
+    value_rows = arena.take<Real>(kTileKeys * p.value_width);
+    clean = arena.take<Real>(kTileKeys * p.width);
+    query_gradient = arena.take<Real>(p.width * kBlock<Real>);
+    key_gradient = arena.take<Real>(p.key_gradient ? p.keys * width : 0);
+    value_gradient = arena.take<Real>(p.value_gradient ? p.keys * value_width : 0);
+  }
+};
+
+template <class Real>
+int64_t backward_scratch(const Problem& p) {
+  Arena arena(nullptr);
+  Desk<Real> desk(p, arena);
+  return arena.used(nullptr) + 64;
+}
+
+// Rows as they are, padded with noughts to whole vectors; says whether all of them are finite.
+template <class Stored, class Real>
+bool copy_rows(const View& view, const Block<Real>& block, int64_t width, Real* rows) {
+  const int64_t stride = padded<Real>(width);
+  for (int64_t r = 0; r < block.rows; ++r) {
+    read_run(at<Stored>(view, block.batch, block.head, block.first + r), view.stride[3], width, rows + r * stride);
+    for (int64_t c = width; c < stride; ++c) rows[r * stride + c] = 0;
+  }
+  return all_finite(rows, stride, block.rows, width);
+}
+
+template <class Stored, class Real>
+void pack_block(const Problem& p, const Block<Real>& block, Desk<Real>& desk) {
+  pack_queries<Stored>(p.query, block.batch, block.head, block.first, block.rows, p.width, desk.query);
+  if (p.output_gradient.address)
+    pack_queries<Stored>(p.output_gradient, block.batch, block.head, block.first, block.rows, p.value_width, desk.output_gradient);
+}
+
+template <class Real, Layout layout>
+void multiply_into(const Real* a, int64_t a_stride, const Real* b, int64_t b_stride, int64_t inner, int64_t rows, int64_t columns,
+                   Real* to, int64_t to_stride, bool add) {
+  multiply<Real, layout>(a, a_stride, b, b_stride, inner, rows, columns, [&](int64_t row, int64_t column, auto& sums) ATTEMPER_INLINED {
+    constexpr int count = sizeof(sums) / sizeof(sums[0]), vectors = sizeof(sums[0]) / sizeof(sums[0][0]);
+#pragma GCC unroll 16
+    for (int r = 0; r < count; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < vectors; ++c) {
+        Real* place = to + (row + r) * to_stride + column + c * kLanes<Real>;
+        store(place, add ? load(place) + sums[r][c] : sums[r][c]);
+      }
+  });
+}
+
+// Weights and the gradient of the logits of one tile: desk.weights (dropout applied) and desk.gradient. Needs desk.products.
+template <class Real>
+void logit_gradients(const Problem& p, const Block<Real>& block, const RowTerms<Real>& rows, const Visibility<Real>& seen,
+                     int64_t keys, Desk<Real>& desk) {
+  const Vec<Real> nought = splat(Real(0));
+  const bool flows = p.output_gradient.address != 0, dropping = p.dropout_p > 0;
+  for (int v = 0; v < kVectors; ++v) {
+    const int lanes = v * kLanes<Real>;
+    const Vec<Real> factor = block.raw ? load(block.scale + lanes) * splat(Real(kLog2E)) : splat(Real(kLog2E));
+    const Vec<Real> pivot = load(rows.pivot + lanes), peak = load(rows.peak + lanes), constant = load(rows.constant + lanes);
+    const Vec<Real> entropy_gradient = load(rows.entropy_gradient + lanes), surprise = load(rows.surprise + lanes);
+    for (int64_t j = 0; j < keys; ++j) {
+      const int64_t place = j * kBlock<Real> + lanes;
+      const Vec<Real> product = load(desk.products + place);
+      const Vec<Real> x = block.raw ? product : logit_of(p, block, seen, product, j, v);
+      const Vec<Real> depth = (x - pivot) * factor;
+      Vec<Real> weight = exp2_of(depth) * peak;
+      Vec<Real> into = flows ? load(desk.gradient + place) : nought;
+      Vec<Real> kept = weight;
+      if (dropping) {
+        const Vec<Real> keep = load(desk.keep + place);
+        into *= keep;
+        kept *= keep;
+      }
+      into += constant;
+      if (p.entropy_gradient) {
+        const Vec<Real> nats = weight == nought ? nought : depth * splat(Real(kLn2)) + surprise;
+        into -= entropy_gradient * nats;
+      }
+      Vec<Real> gradient = weight * into;
+      if (!seen.whole) {
+        const Ints<Real> visible = seen.of(j, v);
+        kept = visible ? kept : nought;
+        gradient = visible ? gradient : nought;
+      }
+      store(desk.weights + place, kept);
+      store(desk.gradient + place, gradient);
+    }
+  }
+}
+
+// Back through the cap and the scale, in place; Σ dz·(u − pivot) of each row on the way, which the gradient of the scale wants.
+template <class Real>
+void product_gradients(const Problem& p, const Block<Real>& block, const RowTerms<Real>& rows, const Visibility<Real>& seen,
+                       int64_t keys, Desk<Real>& desk, Real* from_pivot) {
+  const Vec<Real> nought = splat(Real(0));
+  for (int v = 0; v < kVectors; ++v) {
+    const int lanes = v * kLanes<Real>;
+    const Vec<Real> scale = load(block.scale + lanes), pivot = load(rows.product_pivot + lanes);
+    Vec<Real> weighted = nought;
+    for (int64_t j = 0; j < keys; ++j) {
+      const int64_t place = j * kBlock<Real> + lanes;
+      Vec<Real> gradient = load(desk.gradient + place);
+      const Vec<Real> product = load(desk.products + place);
+      if (p.softcap != 0) {
+        const Vec<Real> bent = tanh_of(product * scale / splat(static_cast<Real>(p.softcap)));
+        gradient *= splat(Real(1)) - bent * bent;
+      }
+      Vec<Real> from = product - pivot;
+      if (!seen.whole) {
+        const Ints<Real> visible = seen.of(j, v);
+        gradient = visible ? gradient : nought;
+        from = visible ? from : nought;
+      }
+      weighted += gradient * from;
+      store(desk.gradient + place, gradient * scale);
+    }
+    store(from_pivot + lanes, load(from_pivot + lanes) + weighted);
+  }
+}
+
+// Σ weight · row for rows that hold something not finite, of which the cleaned copy has noughts: only to keys that see them.
+template <class Real>
+void add_broken_rows(const Block<Real>& block, const Visibility<Real>& seen, const Real* rows, int64_t width, const Real* weights,
+                     int64_t keys, Real* to) {
+  const int64_t stride = padded<Real>(width);
+  for (int64_t r = 0; r < block.rows; ++r) {
+    if (all_finite(rows + r * stride, 0, 1, width)) continue;
+    for (int64_t j = 0; j < keys; ++j)
+      if (seen.of_lane(j, r))
+        for (int64_t c = 0; c < width; ++c) {
+          const Real x = rows[r * stride + c];
+          if (!(x - x == 0)) to[j * stride + c] += weights[j * kBlock<Real> + r] * x;
+        }
+  }
+}
+
+template <class Real>
+void clear_broken(Real* rows, int64_t count) {
+  for (int64_t i = 0; i < count; ++i)
+    if (!(rows[i] - rows[i] == 0)) rows[i] = 0;
+}
+
+template <class Stored, class Real>
+void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t split, char* memory) {
+  Arena arena(memory);
+  Desk<Real> desk(p, arena);
+  const int64_t width = padded<Real>(p.width), value_width = padded<Real>(p.value_width), groups = p.heads / p.kv_heads;
+  const int64_t rows_in_all = p.batch * p.heads * p.queries;
+  if (p.key_gradient) memset(desk.key_gradient, 0, sizeof(Real) * p.keys * width);
+  if (p.value_gradient) memset(desk.value_gradient, 0, sizeof(Real) * p.keys * value_width);
+  alignas(64) Real from_pivot[kBlock<Real>];
+
+  for (int64_t head = kv_head * groups; head < (kv_head + 1) * groups; ++head)
+    for (int64_t first = 0; first < p.queries; first += kBlock<Real>) {
+      Block<Real> block;
+      begin_block(p, batch, head, first, block);
+      const RowTerms<Real> rows(p, block);
+      pack_block<Stored>(p, block, desk);
+      const bool query_finite = copy_rows<Stored>(p.query, block, p.width, desk.query_rows);
+      const bool flows = p.output_gradient.address != 0;
+      const bool gradient_finite =
+          !flows || copy_rows<Stored>(p.output_gradient, block, p.value_width, desk.output_gradient_rows);
+      memset(desk.query_gradient, 0, sizeof(Real) * p.width * kBlock<Real>);
+      memset(from_pivot, 0, sizeof(from_pivot));
+
+      int64_t begin, end;
+      keys_in_reach(p, block, begin, end);
+      for (int64_t j = begin; j < end; j += kTileKeys) {
+        if (j / kTileKeys % p.splits != split) continue;
+        const int64_t keys = least(kTileKeys, end - j);
+        Rows<Real> key = rows_of<Stored>(p.key, batch, kv_head, j, keys, p.width, desk.key_rows);
+        Visibility<Real> seen;
+        find_visibility(p, block, j, keys, desk.bias, seen);
+        multiply_into<Real, kInnerContiguous>(key.data, key.stride, desk.query, kBlock<Real>, p.width, keys, kBlock<Real>,
+                                              desk.products, kBlock<Real>, false);
+        if (flows) {
+          const Rows<Real> value = rows_of<Stored>(p.value, batch, kv_head, j, keys, p.value_width, desk.value_rows);
+          multiply_into<Real, kInnerContiguous>(value.data, value.stride, desk.output_gradient, kBlock<Real>, p.value_width, keys,
+                                                kBlock<Real>, desk.gradient, kBlock<Real>, false);
+        }
+        if (p.dropout_p > 0) keep_factors(p, block, j, keys, desk.keep);
+        logit_gradients(p, block, rows, seen, keys, desk);
+        if (p.value_gradient && flows) {
+          Real* to = desk.value_gradient + j * value_width;
+          if (!seen.whole && !gradient_finite) {
+            add_broken_rows(block, seen, desk.output_gradient_rows, p.value_width, desk.weights, keys, to);
+            clear_broken(desk.output_gradient_rows, block.rows * value_width);
+          }
+          multiply_into<Real, kInnerContiguous>(desk.weights, kBlock<Real>, desk.output_gradient_rows, value_width, block.rows,
+                                                keys, value_width, to, value_width, true);
+          if (!seen.whole && !gradient_finite) copy_rows<Stored>(p.output_gradient, block, p.value_width, desk.output_gradient_rows);
+        }
+        product_gradients(p, block, rows, seen, keys, desk, from_pivot);
+        if (p.query_gradient) {
+          // Where a key is not finite the weights of those who see it are NaN already: a clean copy serves.
+          if (!seen.whole && !all_finite(key.data, key.stride, keys, p.width)) {
+            for (int64_t r = 0; r < keys; ++r) memcpy(desk.clean + r * p.width, key.data + r * key.stride, sizeof(Real) * p.width);
+            clear_broken(desk.clean, keys * p.width);
+            key = {desk.clean, p.width};
+          }
+          multiply_into<Real, kRowContiguous>(key.data, key.stride, desk.gradient, kBlock<Real>, keys, p.width, kBlock<Real>,
+                                              desk.query_gradient, kBlock<Real>, true);
+        }
+        if (p.key_gradient) {
+          if (!seen.whole && !query_finite) clear_broken(desk.query_rows, block.rows * width);  // the same holds for queries
+          multiply_into<Real, kInnerContiguous>(desk.gradient, kBlock<Real>, desk.query_rows, width, block.rows, keys, width,
+                                                desk.key_gradient + j * width, width, true);
+        }
+      }
+      const int64_t row = (batch * p.heads + head) * p.queries + first;
+      for (int64_t r = 0; r < block.rows; ++r) {
+        if (p.query_gradient) {
+          Real* to = reinterpret_cast<Real*>(p.query_gradient) + (split * rows_in_all + row + r) * p.width;
+          for (int64_t c = 0; c < p.width; ++c) to[c] = desk.query_gradient[c * kBlock<Real> + r];
+        }
+        if (p.from_pivot) reinterpret_cast<Real*>(p.from_pivot)[split * rows_in_all + row + r] = from_pivot[r];
+      }
+    }
+
+  for (int64_t j = split * kTileKeys; j < p.keys; j += p.splits * kTileKeys)
+    for (int64_t r = j; r < least(j + kTileKeys, p.keys); ++r) {
+      const int64_t row = (batch * p.kv_heads + kv_head) * p.keys + r;
+      if (p.key_gradient)
+        memcpy(reinterpret_cast<Real*>(p.key_gradient) + row * p.width, desk.key_gradient + r * width, sizeof(Real) * p.width);
+      if (p.value_gradient)
+        memcpy(reinterpret_cast<Real*>(p.value_gradient) + row * p.value_width, desk.value_gradient + r * value_width,
+               sizeof(Real) * p.value_width);
+    }
+}
+
+// The gradient of a float mask, one plane of it: every (batch, head) that the plane serves adds to it in order.
+template <class Stored, class Real>
+void mask_gradient_unit(const Problem& p, int64_t mask_batch, int64_t mask_head, char* memory) {
+  Arena arena(memory);
+  Desk<Real> desk(p, arena);
+  Real* plane =
+      reinterpret_cast<Real*>(p.mask_gradient) + (mask_batch * p.mask_heads + mask_head) * p.mask_queries * p.mask_keys;
+  memset(plane, 0, sizeof(Real) * p.mask_queries * p.mask_keys);
+  for (int64_t batch = 0; batch < p.batch; ++batch)
+    for (int64_t head = 0; head < p.heads; ++head) {
+      if ((p.mask_batch > 1 && batch != mask_batch) || (p.mask_heads > 1 && head != mask_head)) continue;
+      for (int64_t first = 0; first < p.queries; first += kBlock<Real>) {
+        Block<Real> block;
+        begin_block(p, batch, head, first, block);
+        const RowTerms<Real> rows(p, block);
+        pack_block<Stored>(p, block, desk);
+        int64_t begin, end;
+        keys_in_reach(p, block, begin, end);
+        for (int64_t j = begin; j < end; j += kTileKeys) {
+          const int64_t keys = least(kTileKeys, end - j);
+          const Rows<Real> key = rows_of<Stored>(p.key, batch, block.kv_head, j, keys, p.width, desk.key_rows);
+          Visibility<Real> seen;
+          find_visibility(p, block, j, keys, desk.bias, seen);
+          multiply_into<Real, kInnerContiguous>(key.data, key.stride, desk.query, kBlock<Real>, p.width, keys, kBlock<Real>,
+                                                desk.products, kBlock<Real>, false);
+          if (p.output_gradient.address) {
+            const Rows<Real> value = rows_of<Stored>(p.value, batch, block.kv_head, j, keys, p.value_width, desk.value_rows);
+            multiply_into<Real, kInnerContiguous>(value.data, value.stride, desk.output_gradient, kBlock<Real>, p.value_width,
+                                                  keys, kBlock<Real>, desk.gradient, kBlock<Real>, false);
+          }
+          if (p.dropout_p > 0) keep_factors(p, block, j, keys, desk.keep);
+          logit_gradients(p, block, rows, seen, keys, desk);
+          for (int64_t r = 0; r < block.rows; ++r) {
+            Real* row = plane + (p.mask_queries > 1 ? first + r : 0) * p.mask_keys;
+            for (int64_t k = 0; k < keys; ++k) row[p.mask_keys > 1 ? j + k : 0] += desk.gradient[k * kBlock<Real> + r];
+          }
+        }
+      }
+    }
+}
+
+}  // namespace
+}  // namespace attemper

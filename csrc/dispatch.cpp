@@ -1,0 +1,64 @@
+#include "dispatch.h"
+
+#include <pthread.h>
+
+#include <cstring>
+
+namespace attemper {
+
+#define ATTEMPER_DECLARE(isa)            \
+  bool forward_##isa(const Problem& p);  \
+  bool backward_##isa(const Problem& p);
+ATTEMPER_DECLARE(portable)
+#if defined(__x86_64__)
+ATTEMPER_DECLARE(avx2)
+ATTEMPER_DECLARE(avx512)
+#endif
+
+namespace {
+
+struct Build {
+  const char* name;
+  bool (*supported)();
+  bool (*forward)(const Problem&);
+  bool (*backward)(const Problem&);
+};
+
+// Best first.
+const Build kBuilds[] = {
+#if defined(__x86_64__)
+    {"avx512", [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("f16c"); },
+     forward_avx512, backward_avx512},
+    {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); },
+     forward_avx2, backward_avx2},
+#endif
+    {"portable", [] { return true; }, forward_portable, backward_portable},
+};
+
+const Build* chosen = nullptr;
+bool forked = false;
+
+Problem with_threads(Problem problem) {
+  if (forked) problem.threads = 1;
+  return problem;
+}
+
+}  // namespace
+
+bool choose_instruction_set(const char* name) {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+  (void)registered;
+  for (const Build& build : kBuilds)
+    if ((name[0] == 0 || strcmp(name, build.name) == 0) && build.supported()) {
+      chosen = &build;
+      return true;
+    }
+  return false;
+}
+
+const char* instruction_set() { return chosen->name; }
+bool forward(Problem problem) { return chosen->forward(with_threads(problem)); }
+bool backward(Problem problem) { return chosen->backward(with_threads(problem)); }
+
+}  // namespace attemper

@@ -1,0 +1,17 @@
+// Which build of the kernel runs on this machine, and how many threads it may use.
+#pragma once
+#include "problem.h"
+
+namespace attemper {
+
+// Name of the instruction set in use: "avx512", "avx2" or "portable".
+const char* instruction_set();
+
+// Chooses by name; "" chooses the best that this processor has. False where there is no such build or the processor lacks it.
+bool choose_instruction_set(const char* name);
+
+// Run the chosen build; false where memory ran out. In a forked child both use one thread: OpenMP's pool did not survive the fork.
+bool forward(Problem problem);
+bool backward(Problem problem);
+
+}  // namespace attemper

@@ -1,0 +1,373 @@
+// The forward pass of one block of queries: S = K·Qᵀ, the online softmax down its columns, O = Vᵀ·P, tile after tile; lanes are
+// queries throughout, so maxima, sums and statistics never cross lanes.
+//
+// A `raw` block works on products x = q·k and multiplies (x − pivot) by scale·log2 e inside the exponent, after the subtraction:
+// the fused form x·c − pivot·c overflows. Other blocks work on logits, x = z. `pivot` is the running maximum of x.
+#pragma once
+#include "tile.h"
+
+namespace attemper {
+namespace {
+
+// Running figures of a block, one vector for each group of lanes.
+template <class Real>
+struct Running {
+  Vec<Real> pivot[kVectors], total[kVectors], squares[kVectors], cubes[kVectors], weighted[kVectors];
+  Vec<Real> product_max[kVectors], product_min[kVectors], smallest[kVectors], count[kVectors], argmax[kVectors];
+  // Σ (x − centre) and Σ (x − centre)²: the centre is the mean of the first tiles, so that neither sum grows large.
+  Vec<Real> centre[kVectors], sum[kVectors], sum_squares[kVectors];
+
+  void clear() {
+    for (int v = 0; v < kVectors; ++v) {
+      total[v] = squares[v] = cubes[v] = weighted[v] = count[v] = centre[v] = sum[v] = sum_squares[v] = splat(Real(0));
+      pivot[v] = product_max[v] = splat(Real(-kInfinity));
+      smallest[v] = product_min[v] = splat(Real(kInfinity));
+      argmax[v] = splat(Real(-1));
+    }
+  }
+};
+
+// What is found of a tile before its exponentials.
+template <class Real>
+struct TileFigures {
+  Vec<Real> largest[kVectors], smallest[kVectors], count[kVectors];
+  alignas(64) Real risen[kBlock<Real>];  // the key at which, or in the six from which, the largest was first met
+};
+
+// S of a tile in which everybody sees everything and x is the product: extremes come with it for next to nothing.
+template <class Real, bool statistics>
+void products_of_whole_tile(const Rows<Real>& key, const Real* query, int64_t width, int64_t keys, Real* x,
+                            TileFigures<Real>& found) {
+  for (int v = 0; v < kVectors; ++v) {
+    found.largest[v] = splat(Real(-kInfinity));
+    found.smallest[v] = splat(Real(kInfinity));
+    found.count[v] = splat(static_cast<Real>(keys));
+    store(found.risen + v * kLanes<Real>, splat(Real(0)));
+  }
+  multiply<Real, kInnerContiguous>(
+      key.data, key.stride, query, kBlock<Real>, width, keys, kBlock<Real>,
+      [&](int64_t row, int64_t column, auto& sums) ATTEMPER_INLINED {
+        constexpr int rows = sizeof(sums) / sizeof(sums[0]), columns = sizeof(sums[0]) / sizeof(sums[0][0]);
+#pragma GCC unroll 8
+        for (int c = 0; c < columns; ++c) {
+          const int64_t v = column / kLanes<Real> + c;
+          Vec<Real> high = sums[0][c], low = sums[0][c];
+#pragma GCC unroll 16
+          for (int r = 0; r < rows; ++r) {
+            store(x + (row + r) * kBlock<Real> + column + c * kLanes<Real>, sums[r][c]);
+            high = larger(high, sums[r][c]);
+            if (statistics) low = smaller(low, sums[r][c]);
+          }
+          if (statistics) {
+            found.smallest[v] = smaller(found.smallest[v], low);
+            Real* risen = found.risen + v * kLanes<Real>;
+            store(risen, high > found.largest[v] ? splat(static_cast<Real>(row)) : load(risen));
+          }
+          found.largest[v] = larger(found.largest[v], high);
+        }
+      });
+}
+
+// Products → x with −∞ at hidden places, and the figures of those that are visible.
+template <class Real, bool statistics>
+void look_at_tile(const Problem& p, const Block<Real>& block, const Visibility<Real>& seen, int64_t keys, Real* x,
+                  Running<Real>& running, TileFigures<Real>& found) {
+  const Vec<Real> hidden = splat(Real(-kInfinity)), beyond = splat(Real(kInfinity));
+  for (int v = 0; v < kVectors; ++v) {
+    Vec<Real> largest = hidden, smallest = beyond, count = splat(Real(0)), risen = splat(Real(0));
+    Vec<Real> product_max = running.product_max[v], product_min = running.product_min[v];
+    for (int64_t j = 0; j < keys; ++j) {
+      Real* place = x + j * kBlock<Real> + v * kLanes<Real>;
+      const Ints<Real> visible = seen.of(j, v);
+      const Vec<Real> product = load(place);
+      const Vec<Real> z = block.raw ? product : logit_of(p, block, seen, product, j, v);
+      const Vec<Real> shown = visible ? z : hidden;
+      if (statistics) {
+        risen = shown > largest ? splat(static_cast<Real>(j)) : risen;
+        smallest = smaller(smallest, visible ? z : beyond);
+      }
+      product_max = larger(product_max, visible ? product : hidden);
+      product_min = smaller(product_min, visible ? product : beyond);
+      count += visible ? splat(Real(1)) : splat(Real(0));
+      largest = larger(largest, shown);
+      store(place, shown);
+    }
+    found.largest[v] = largest;
+    found.smallest[v] = smallest;
+    found.count[v] = count;
+    store(found.risen + v * kLanes<Real>, risen);
+    running.product_max[v] = product_max;
+    running.product_min[v] = product_min;
+  }
+}
+
+// The lowest key at which a lane's largest x stands, where that is larger than all before. `span` keys from `risen` on hold it.
+template <class Real>
+void find_argmax(const TileFigures<Real>& found, const Real* x, int64_t key, int64_t keys, int64_t span, Running<Real>& running) {
+  for (int v = 0; v < kVectors; ++v)
+    for (int lane = 0; lane < kLanes<Real>; ++lane) {
+      const bool first = running.argmax[v][lane] < 0 && found.count[v][lane] > 0;
+      if (!first && !(found.largest[v][lane] > running.pivot[v][lane])) continue;
+      const int64_t column = v * kLanes<Real> + lane;
+      int64_t j = static_cast<int64_t>(found.risen[column]);
+      const int64_t end = least<int64_t>(keys, j + span);
+      while (j + 1 < end && x[j * kBlock<Real> + column] != found.largest[v][lane]) ++j;
+      running.argmax[v][lane] = static_cast<Real>(key + j);
+    }
+}
+
+// Moves the centre to the mean while a tile still weighs in it. What the rounded centre misses stays in the sum.
+template <class Real>
+void recentre(Running<Real>& running, Vec<Real> added, int v) {
+  const Vec<Real> nought = splat(Real(0)), count = running.count[v];
+  const Vec<Real> step = running.sum[v] / (count > nought ? count : splat(Real(1)));
+  const Vec<Real> before = running.centre[v], after = before + (added * splat(Real(4)) >= count ? step : nought);
+  const Vec<Real> moved = after - before;
+  running.centre[v] = after;
+  running.sum_squares[v] += moved * (count * moved - splat(Real(2)) * running.sum[v]);
+  running.sum[v] -= count * moved;
+}
+
+// x → e^(z − pivot) in place, and the sums of it; rescale[] is what the output so far must be multiplied by.
+template <class Real, bool statistics, bool masked>
+void exponentials_of_tile(const Block<Real>& block, int64_t keys, Real* x, const TileFigures<Real>& found, Running<Real>& running,
+                          Real* rescale) {
+  const Vec<Real> nothing = splat(Real(-kInfinity)), nought = splat(Real(0));
+  for (int v = 0; v < kVectors; ++v) {
+    Real* column = x + v * kLanes<Real>;
+    const Vec<Real> factor =
+        block.raw ? load(block.scale + v * kLanes<Real>) * splat(Real(kLog2E)) : splat(Real(kLog2E));
+    const Vec<Real> before = running.pivot[v], pivot = larger(before, found.largest[v]);
+    const Vec<Real> shift = pivot == nothing ? nought : pivot;
+    const Vec<Real> fall = before == nothing ? nought : (before - shift) * factor;
+    const Vec<Real> shrink = before == nothing ? nought : exp2_of(fall);
+    store(rescale + v * kLanes<Real>, shrink);
+    running.pivot[v] = pivot;
+
+    if (statistics) {
+      const Ints<Real> fresh = (running.count[v] == nought) & (found.count[v] > nought);
+      bool any = false;
+      for (int lane = 0; lane < kLanes<Real>; ++lane) any |= fresh[lane] != 0;
+      if (any) {
+        Vec<Real> sum = nought;
+        for (int64_t j = 0; j < keys; ++j) {
+          const Vec<Real> each = load(column + j * kBlock<Real>);
+          sum += masked ? (each == nothing ? nought : each) : each;
+        }
+        running.centre[v] = fresh ? sum / (found.count[v] > nought ? found.count[v] : splat(Real(1))) : running.centre[v];
+      }
+    }
+    const Vec<Real> centre = running.centre[v];
+    Vec<Real> total = nought, squares = nought, cubes = nought, weighted = nought, sum = nought, sum_squares = nought;
+    for (int64_t run = 0; run < keys; run += kRunKeys) {
+      Vec<Real> run_total = nought, run_squares = nought, run_cubes = nought, run_weighted = nought, run_sum = nought,
+                run_sum_squares = nought;
+      const int64_t end = least(run + kRunKeys, keys);
+      for (int64_t j = run; j < end; ++j, column += kBlock<Real>) {
+        const Vec<Real> each = load(column);
+        Vec<Real> depth = (each - shift) * factor;
+        Vec<Real> e = exp2_of(depth);
+        if (masked) {
+          e = each == nothing ? nought : e;
+          depth = each == nothing ? nought : depth;
+        }
+        store(column, e);
+        run_total += e;
+        run_weighted += e * depth;
+        if (statistics) {
+          const Vec<Real> square = e * e;
+          run_squares += square;
+          run_cubes += square * e;
+          Vec<Real> from_centre = each - centre;
+          if (masked) from_centre = each == nothing ? nought : from_centre;
+          run_sum += from_centre;
+          run_sum_squares += from_centre * from_centre;
+        }
+      }
+      total += run_total;
+      weighted += run_weighted;
+      if (statistics) {
+        squares += run_squares;
+        cubes += run_cubes;
+        sum += run_sum;
+        sum_squares += run_sum_squares;
+      }
+    }
+    running.weighted[v] = shrink * (running.weighted[v] + running.total[v] * fall) + weighted;
+    running.total[v] = shrink * running.total[v] + total;
+    if (statistics) {
+      running.squares[v] = shrink * shrink * running.squares[v] + squares;
+      running.cubes[v] = shrink * shrink * shrink * running.cubes[v] + cubes;
+      running.sum[v] += sum;
+      running.sum_squares[v] += sum_squares;
+      running.count[v] += found.count[v];
+      recentre(running, found.count[v], v);
+      running.smallest[v] = smaller(running.smallest[v], found.smallest[v]);
+    }
+  }
+}
+
+// O ← O · rescale + Vᵀ · P. An invisible value has no say even if it is NaN: its weight is 0, but 0 · NaN is not.
+template <class Real>
+void add_values(const Rows<Real>& value, const Real* weights, const Real* rescale, int64_t keys, int64_t width, Real* output) {
+  multiply<Real, kRowContiguous>(value.data, value.stride, weights, kBlock<Real>, keys, width, kBlock<Real>,
+                                 [&](int64_t row, int64_t column, auto& sums) ATTEMPER_INLINED {
+                                   constexpr int rows = sizeof(sums) / sizeof(sums[0]);
+                                   constexpr int columns = sizeof(sums[0]) / sizeof(sums[0][0]);
+#pragma GCC unroll 16
+                                   for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 8
+                                     for (int c = 0; c < columns; ++c) {
+                                       const int64_t lane = column + c * kLanes<Real>;
+                                       Real* place = output + (row + r) * kBlock<Real> + lane;
+                                       store(place, load(place) * load(rescale + lane) + sums[r][c]);
+                                     }
+                                 });
+}
+
+template <class Real>
+void add_values_carefully(const Visibility<Real>& seen, const Rows<Real>& value, const Real* weights, const Real* rescale,
+                          int64_t keys, int64_t width, Real* scratch, Real* output) {
+  for (int64_t j = 0; j < keys; ++j) {
+    const Real* row = value.data + j * value.stride;
+    const bool finite = all_finite(row, 0, 1, width);
+    for (int64_t d = 0; d < width; ++d) scratch[j * width + d] = finite ? row[d] : Real(0);
+  }
+  add_values(Rows<Real>{scratch, width}, weights, rescale, keys, width, output);
+  for (int64_t j = 0; j < keys; ++j) {
+    const Real* row = value.data + j * value.stride;
+    if (all_finite(row, 0, 1, width)) continue;
+    for (int64_t lane = 0; lane < kBlock<Real>; ++lane)
+      if (seen.of_lane(j, lane))
+        for (int64_t d = 0; d < width; ++d) output[d * kBlock<Real> + lane] += weights[j * kBlock<Real> + lane] * row[d];
+  }
+}
+
+// The figures of each row from its sums, the sink merged last; output columns become output rows. In double: it costs nothing
+// here, and in p3 each rounding of the total would count three times.
+template <class Stored, class Real, bool statistics>
+void finish_block(const Problem& p, const Block<Real>& block, const Running<Real>& running, const Real* output) {
+  const int64_t rows_in_all = p.batch * p.heads * p.queries;
+  for (int64_t r = 0; r < block.rows; ++r) {
+    const int v = r / kLanes<Real>, lane = r % kLanes<Real>;
+    const int64_t row = (block.batch * p.heads + block.head) * p.queries + block.first + r;
+    const auto put = [row](int64_t address, double x) { reinterpret_cast<Real*>(address)[row] = static_cast<Real>(x); };
+    const Real scale = block.raw ? block.scale[r] : Real(1), pivot = running.pivot[v][lane];
+    const bool unseen = pivot == Real(-kInfinity);
+    const Real top = unseen ? pivot : scale * pivot;
+    const Real sink = p.sinks ? reinterpret_cast<const Real*>(p.sinks)[block.head] : Real(-kInfinity);
+    const bool sinks = sink != Real(-kInfinity), nothing = unseen && !sinks;
+    const double shift = nothing ? 0.0 : (sink > top ? sink : top);
+    const double key_weight = unseen ? 0.0 : (shift == top ? 1.0 : std::exp(top - shift));
+    const double sink_weight = !sinks ? 0.0 : (shift == sink ? 1.0 : std::exp(sink - shift));
+    const double keys_total = running.total[v][lane];
+    const double total = nothing ? 1.0 : key_weight * keys_total + sink_weight;
+    double weighted = unseen ? 0.0 : key_weight * (running.weighted[v][lane] * kLn2 + keys_total * (top - shift));
+    if (sink_weight > 0) weighted += sink_weight * (sink - shift);
+    const double log_total = std::log(total), entropy = nothing ? 0.0 : log_total - weighted / total;
+    const double keys_1 = key_weight / total, sinks_1 = sink_weight / total;
+    put(p.lse, nothing ? -kInfinity : shift + log_total);
+    put(p.entropy, entropy);
+    put(p.pivot, unseen ? 0.0 : pivot);
+    put(p.peak, keys_1);
+    put(p.surprise, unseen ? 0.0 : (top - shift) - log_total + entropy);
+    put(p.sink, sinks_1);
+    put(p.product_pivot, running.product_max[v][lane]);
+
+    if (statistics) {
+      const double count = running.count[v][lane], divisor = count > 0 ? count : 1.0;
+      const double mean = running.sum[v][lane] / divisor, spread = running.sum_squares[v][lane] / divisor - mean * mean;
+      const Real smallest = running.smallest[v][lane];
+      const double fields[10] = {
+          count,
+          unseen ? -kInfinity : top,
+          block.raw && count > 0 ? scale * smallest : smallest,
+          count > 0 ? running.argmax[v][lane] : -1.0,
+          count > 0 ? scale * (running.centre[v][lane] + mean) : 0.0,
+          double(scale) * scale * (spread < 0 ? 0.0 : spread),
+          nothing ? 0.0 : keys_1 * keys_1 * running.squares[v][lane] + sinks_1 * sinks_1,
+          nothing ? 0.0 : keys_1 * keys_1 * keys_1 * running.cubes[v][lane] + sinks_1 * sinks_1 * sinks_1,
+          running.product_max[v][lane],
+          running.product_min[v][lane],
+      };
+      for (int field = 0; field < 10; ++field)
+        reinterpret_cast<Real*>(p.rest)[field * rows_in_all + row] = static_cast<Real>(fields[field]);
+    }
+    if (p.output == 0) continue;
+    Stored* place = reinterpret_cast<Stored*>(p.output) + row * p.value_width;
+    Real* unrounded = p.unrounded ? reinterpret_cast<Real*>(p.unrounded) + row * p.value_width : nullptr;
+    const Real share = static_cast<Real>(keys_1);
+    for (int64_t d = 0; d < p.value_width; ++d) {
+      const Real x = output[d * kBlock<Real> + r] * share;
+      write(place + d, x);
+      if (unrounded) unrounded[d] = x;
+    }
+  }
+}
+
+template <class Real>
+int64_t forward_scratch(const Problem& p) {
+  const int64_t tile = kTileKeys * kBlock<Real>;
+  const int64_t numbers = (p.width + p.value_width) * (kBlock<Real> + 2 * kTileKeys) + 3 * tile;
+  return numbers * static_cast<int64_t>(sizeof(Real)) + 16 * 64;
+}
+
+template <class Stored, class Real, bool statistics>
+void forward_block(const Problem& p, int64_t batch, int64_t head, int64_t first, char* memory) {
+  Arena arena(memory);
+  Real* query = arena.take<Real>(p.width * kBlock<Real>);
+  Real* output = arena.take<Real>(p.value_width * kBlock<Real>);
+  Real* x = arena.take<Real>(kTileKeys * kBlock<Real>);
+  Real* bias = arena.take<Real>(kTileKeys * kBlock<Real>);
+  Real* keep = arena.take<Real>(kTileKeys * kBlock<Real>);
+  Real* key_rows = arena.take<Real>(kTileKeys * p.width);
+  Real* value_rows = arena.take<Real>(kTileKeys * p.value_width);
+  Real* clean = arena.take<Real>(kTileKeys * p.value_width);
+  alignas(64) Real rescale[kBlock<Real>];
+
+  Block<Real> block;
+  begin_block(p, batch, head, first, block);
+  Running<Real> running;
+  running.clear();
+  pack_queries<Stored>(p.query, batch, head, first, block.rows, p.width, query);
+  memset(output, 0, sizeof(Real) * p.value_width * kBlock<Real>);
+
+  int64_t begin, end;
+  keys_in_reach(p, block, begin, end);
+  for (int64_t j = begin; j < end; j += kTileKeys) {
+    const int64_t keys = least(kTileKeys, end - j);
+    const Rows<Real> key = rows_of<Stored>(p.key, batch, block.kv_head, j, keys, p.width, key_rows);
+    Visibility<Real> seen;
+    find_visibility(p, block, j, keys, bias, seen);
+    TileFigures<Real> found;
+    const bool plain = seen.whole && block.raw;
+    products_of_whole_tile<Real, statistics>(key, query, p.width, keys, x, found);
+    if (plain) {
+      for (int v = 0; v < kVectors; ++v) {
+        running.product_max[v] = larger(running.product_max[v], found.largest[v]);
+        running.product_min[v] = smaller(running.product_min[v], found.smallest[v]);
+      }
+    } else {
+      look_at_tile<Real, statistics>(p, block, seen, keys, x, running, found);
+    }
+    if (statistics) find_argmax(found, x, j, keys, plain ? kRows : 1, running);
+    if (seen.whole)
+      exponentials_of_tile<Real, statistics, false>(block, keys, x, found, running, rescale);
+    else
+      exponentials_of_tile<Real, statistics, true>(block, keys, x, found, running, rescale);
+    if (p.output == 0) continue;
+    if (p.dropout_p > 0) {
+      keep_factors(p, block, j, keys, keep);
+      for (int64_t i = 0; i < keys * kBlock<Real>; i += kLanes<Real>) store(x + i, load(x + i) * load(keep + i));
+    }
+    const Rows<Real> value = rows_of<Stored>(p.value, batch, block.kv_head, j, keys, p.value_width, value_rows);
+    if (seen.whole || all_finite(value.data, value.stride, keys, p.value_width))
+      add_values(value, x, rescale, keys, p.value_width, output);
+    else
+      add_values_carefully(seen, value, x, rescale, keys, p.value_width, clean, output);
+  }
+  finish_block<Stored, Real, statistics>(p, block, running, output);
+}
+
+}  // namespace
+}  // namespace attemper

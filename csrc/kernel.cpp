@@ -1,0 +1,85 @@
+// The kernel for one instruction set: compiled once for each, with ATTEMPER_ISA as the name of its entry points.
+#include <omp.h>
+
+#include <cstdlib>
+
+#include "backward.h"
+#include "forward.h"
+
+namespace attemper {
+namespace {
+
+// Runs `work(unit, memory)` for every unit, each thread with scratch of its own. Units do not depend on one another, so which
+// thread takes which changes nothing. False where there is no memory.
+template <class Work>
+bool for_each_unit(int64_t units, int64_t threads, int64_t scratch, Work work) {
+  bool enough = true;
+#pragma omp parallel num_threads(threads < units ? threads : units) if (threads > 1 && units > 1)
+  {
+    char* memory = static_cast<char*>(aligned_alloc(4096, (scratch + 4095) / 4096 * 4096));
+    if (memory == nullptr) {
+#pragma omp atomic write
+      enough = false;
+    }
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t unit = 0; unit < units; ++unit)
+      if (memory != nullptr) work(unit, memory);
+    free(memory);
+  }
+  return enough;
+}
+
+template <class Stored>
+bool forward_of(const Problem& p) {
+  using Real = typename ComputeOf<Stored>::Type;
+  const int64_t blocks = (p.queries + kBlock<Real> - 1) / kBlock<Real>;
+  return for_each_unit(p.batch * p.heads * blocks, p.threads, forward_scratch<Real>(p), [&](int64_t unit, char* memory) {
+    const int64_t head = unit / blocks % p.heads, batch = unit / blocks / p.heads;
+    const int64_t first = (blocks - 1 - unit % blocks) * kBlock<Real>;  // under the causal rule the last block is the longest
+    if (p.statistics)
+      forward_block<Stored, Real, true>(p, batch, head, first, memory);
+    else
+      forward_block<Stored, Real, false>(p, batch, head, first, memory);
+  });
+}
+
+template <class Stored>
+bool backward_of(const Problem& p) {
+  using Real = typename ComputeOf<Stored>::Type;
+  bool enough = true;
+  if (p.query_gradient || p.key_gradient || p.value_gradient || p.from_pivot)
+    enough = for_each_unit(p.batch * p.kv_heads * p.splits, p.threads, backward_scratch<Real>(p), [&](int64_t unit, char* memory) {
+      const int64_t split = unit % p.splits, kv_head = unit / p.splits % p.kv_heads, batch = unit / p.splits / p.kv_heads;
+      backward_unit<Stored, Real>(p, batch, kv_head, split, memory);
+    });
+  if (p.mask_gradient)
+    enough = enough && for_each_unit(p.mask_batch * p.mask_heads, p.threads, backward_scratch<Real>(p), [&](int64_t unit, char* memory) {
+      mask_gradient_unit<Stored, Real>(p, unit / p.mask_heads, unit % p.mask_heads, memory);
+    });
+  return enough;
+}
+
+}  // namespace
+
+#define ATTEMPER_JOIN(a, b) a##b
+#define ATTEMPER_NAME(prefix, isa) ATTEMPER_JOIN(prefix, isa)
+
+bool ATTEMPER_NAME(forward_, ATTEMPER_ISA)(const Problem& p) {
+  switch (p.dtype) {
+    case kFloat32: return forward_of<float>(p);
+    case kFloat64: return forward_of<double>(p);
+    case kBfloat16: return forward_of<Bfloat16>(p);
+    default: return forward_of<Float16>(p);
+  }
+}
+
+bool ATTEMPER_NAME(backward_, ATTEMPER_ISA)(const Problem& p) {
+  switch (p.dtype) {
+    case kFloat32: return backward_of<float>(p);
+    case kFloat64: return backward_of<double>(p);
+    case kBfloat16: return backward_of<Bfloat16>(p);
+    default: return backward_of<Float16>(p);
+  }
+}
+
+}  // namespace attemper

@@ -1,0 +1,83 @@
+// The two products that all of attention is made of, on tiles that stay in cache.
+//
+// A is read one number at a time and repeated over the lanes; B and the result have lanes along their rows. Registers hold a
+// rectangle of kRows × kColumns vectors of the result while the inner index runs.
+#pragma once
+#include "lanes.h"
+
+namespace attemper {
+namespace {
+
+#if ATTEMPER_VECTOR_BYTES >= 64 || defined(__aarch64__)
+constexpr int kColumns = 4;  // 32 registers: 6 × 4 sums, 4 of B, 1 of A
+#else
+constexpr int kColumns = 2;  // 16 registers: 6 × 2 sums, 2 of B, 1 of A
+#endif
+constexpr int kRows = 6;
+constexpr int64_t kInner = 128;  // terms that are added up in one go; the sums of more are added up apart, which bounds their error
+
+// How A is laid out: its rows along memory (A[row][inner]), or its columns (A[inner][row]).
+enum Layout { kInnerContiguous, kRowContiguous };
+
+// sums[r][c] += Σ_i A(r, i) · B[i][c]
+template <class Real, int Rows, int Columns, Layout layout>
+ATTEMPER_INLINE void accumulate(const Real* a, int64_t a_stride, const Real* b, int64_t b_stride, int64_t inner,
+                                Vec<Real> (&sums)[Rows][Columns]) {
+  for (int64_t i = 0; i < inner; ++i) {
+    Vec<Real> columns[Columns];
+#pragma GCC unroll 8
+    for (int c = 0; c < Columns; ++c) columns[c] = load(b + c * kLanes<Real>);
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+      const Vec<Real> repeated = splat(layout == kInnerContiguous ? a[r * a_stride] : a[r]);
+#pragma GCC unroll 8
+      for (int c = 0; c < Columns; ++c) sums[r][c] += repeated * columns[c];
+    }
+    b += b_stride;
+    a += layout == kInnerContiguous ? 1 : a_stride;
+  }
+}
+
+// Calls `finish(row, column, sums)` for each rectangle of A · B, Rows × columns; `row` counts rows, `column` numbers.
+template <class Real, int Rows, int Columns, Layout layout, class Finish>
+ATTEMPER_INLINE void rectangles_of(const Real* a, int64_t a_stride, const Real* b, int64_t b_stride, int64_t inner, int64_t row,
+                                   int64_t first_column, int64_t columns, Finish finish) {
+  for (int64_t c = first_column; c + Columns * kLanes<Real> <= columns; c += Columns * kLanes<Real>) {
+    Vec<Real> sums[Rows][Columns] = {};
+    accumulate<Real, Rows, Columns, layout>(a, a_stride, b + c, b_stride, inner < kInner ? inner : kInner, sums);
+    for (int64_t i = kInner; i < inner; i += kInner) {
+      Vec<Real> more[Rows][Columns] = {};
+      const Real* part = a + i * (layout == kInnerContiguous ? 1 : a_stride);
+      accumulate<Real, Rows, Columns, layout>(part, a_stride, b + c + i * b_stride, b_stride,
+                                              inner - i < kInner ? inner - i : kInner, more);
+      for (int r = 0; r < Rows; ++r)
+        for (int k = 0; k < Columns; ++k) sums[r][k] += more[r][k];
+    }
+    finish(row, c, sums);
+  }
+}
+
+// A · B for `rows` × `columns` results; columns is a multiple of the lanes.
+template <class Real, Layout layout, class Finish>
+ATTEMPER_INLINE void multiply(const Real* a, int64_t a_stride, const Real* b, int64_t b_stride, int64_t inner, int64_t rows,
+                              int64_t columns, Finish finish) {
+  constexpr int kWidth = kColumns * kLanes<Real>;
+  const int64_t whole = columns / kWidth * kWidth;
+  const int64_t row_step = layout == kInnerContiguous ? a_stride : 1;
+  int64_t r = 0;
+  for (; r + kRows <= rows; r += kRows) {
+    rectangles_of<Real, kRows, kColumns, layout>(a + r * row_step, a_stride, b, b_stride, inner, r, 0, whole, finish);
+    rectangles_of<Real, kRows, 1, layout>(a + r * row_step, a_stride, b, b_stride, inner, r, whole, columns, finish);
+  }
+  for (; r + 2 <= rows; r += 2) {
+    rectangles_of<Real, 2, kColumns, layout>(a + r * row_step, a_stride, b, b_stride, inner, r, 0, whole, finish);
+    rectangles_of<Real, 2, 1, layout>(a + r * row_step, a_stride, b, b_stride, inner, r, whole, columns, finish);
+  }
+  for (; r < rows; ++r) {
+    rectangles_of<Real, 1, kColumns, layout>(a + r * row_step, a_stride, b, b_stride, inner, r, 0, whole, finish);
+    rectangles_of<Real, 1, 1, layout>(a + r * row_step, a_stride, b, b_stride, inner, r, whole, columns, finish);
+  }
+}
+
+}  // namespace
+}  // namespace attemper

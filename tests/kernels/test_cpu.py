@@ -1,0 +1,146 @@
+"""The compiled kernel's own promises: the same bits on any number of threads, alive after a fork, every build of it right."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from attemper import attention
+from attemper.errors import UnsupportedError
+from attemper.kernels import cpu
+from attemper.ops import row_stats
+from attemper.stats import FIELDS
+from tests.attention_cases import CASES, Budget, Case, Problem, build, gradients_of, plain
+
+pytestmark = pytest.mark.skipif(not cpu.available(), reason="the kernel is not built here (CI insists on it)")
+
+LARGE = (
+    Case("few heads, keys dealt out", 1, 2, 1, 197, 1201, 23, 13, mask="bool"),
+    Case("many heads", 2, 6, 6, 131, 389, 16, 16, is_causal=True, sinks=True, scale="head"),
+)
+
+
+def everything(problem: Problem, impl: str = "cpu") -> list[Tensor]:
+    output, rows = attention(problem.query, problem.key, problem.value, **problem.arguments, return_stats=True, impl=impl)
+    gradients = gradients_of(problem, output, rows.lse, rows.entropy)
+    return [output, rows.lse, rows.entropy, rows.rest, *gradients.values()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
+def test_the_number_of_threads_changes_no_bit(case: Case, dtype: torch.dtype) -> None:
+    found = []
+    for threads in (1, 2, 3, 2):
+        torch.set_num_threads(threads)
+        found.append(everything(build(case, dtype)))
+    for other in found[1:]:
+        for one, another in zip(found[0], other, strict=True):
+            assert torch.equal(one, another)
+
+
+SMALL = [case.name for case in CASES if case.keys <= 601 and case.queries <= 41]
+SCRIPT = """
+import sys, torch
+from attemper.kernels import cpu
+from tests.attention_cases import CASES, build
+from tests.kernels.test_cpu import everything
+wanted = sys.argv[2:]
+found = {case.name: [x.detach() for x in everything(build(case, torch.float32))] for case in CASES if case.name in wanted}
+print(cpu.describe())
+torch.save(found, sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
+def test_every_build_gives_the_same_within_rounding(isa: str, tmp_path: object) -> None:
+    file = f"{tmp_path}/found.pt"
+    environment = {**os.environ, "ATTEMPER_CPU_ISA": isa}
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, file, *SMALL]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if "as far as this processor has it" in done.stderr:
+        pytest.skip(f"this processor has no {isa}")
+    assert done.returncode == 0, done.stderr
+    assert isa in done.stdout
+    for name, tensors in torch.load(file).items():
+        case = next(case for case in CASES if case.name == name)
+        truth = everything(build(case, torch.float32).to(torch.float64), "reference")
+        for theirs, ours in zip(tensors, truth, strict=True):
+            if ours.ndim == 4 and ours.shape[0] == len(
+                FIELDS
+            ):  # the record: rounding may exchange two keys that are all but equal
+                theirs[FIELDS.index("argmax")] = ours[FIELDS.index("argmax")].float()
+            finite = torch.isfinite(ours)
+            assert torch.equal(theirs[~finite].double(), ours[~finite].double()), name
+            scale = ours[finite].abs().max().item() if finite.any() else 0.0
+            torch.testing.assert_close(theirs[finite].double(), ours[finite].double(), rtol=0.0, atol=1e-4 * scale, msg=name)
+
+
+def test_an_unknown_build_is_refused_with_the_choice() -> None:
+    environment = {**os.environ, "ATTEMPER_CPU_ISA": "sse9"}
+    command = [sys.executable, "-W", "ignore", "-c", "import attemper"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ATTEMPER_CPU_ISA: got 'sse9'; expected avx512, avx2 or portable" in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_computes_the_same() -> None:
+    torch.set_num_threads(2)
+    query, key, value = (torch.randn(1, 4, 301, 17) for _ in range(3))
+    expected = attention(query, key, value, impl="cpu")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        same = False
+        try:
+            same = torch.equal(attention(query, key, value, impl="cpu"), expected)
+        finally:
+            os.write(writer, b"same" if same else b"differs")
+            os._exit(0)
+    os.close(writer)
+    assert os.read(reader, 16) == b"same"
+    os.close(reader)
+    os.waitpid(child, 0)
+
+
+def test_auto_is_this_kernel_where_it_takes_the_tensors() -> None:
+    query, key, value = (torch.randn(1, 2, 67, 16) for _ in range(3))
+    assert torch.equal(attention(query, key, value), attention(query, key, value, impl="cpu"))
+    assert not torch.equal(attention(query, key, value, impl="blocked"), attention(query, key, value, impl="cpu"))
+    turned = torch._neg_view(query)
+    torch.testing.assert_close(attention(turned, key, value), attention(-query, key, value))
+
+
+def test_what_it_does_not_take_is_named() -> None:
+    meta = torch.empty(1, 2, 3, 5, device="meta")
+    with pytest.raises(UnsupportedError, match="impl: 'cpu' does not take a tensor on meta; 'blocked' does"):
+        attention(meta, meta, meta, impl="cpu")
+
+    class Wrapped(Tensor):
+        pass
+
+    query = torch.randn(1, 2, 3, 5).as_subclass(Wrapped)
+    with pytest.raises(UnsupportedError, match="impl: 'cpu' does not take a Wrapped"):
+        attention(query, query, query, impl="cpu")
+
+
+@pytest.mark.parametrize("width", [1, 3, 64, 80, 127, 512])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_any_head_width(width: int, dtype: torch.dtype) -> None:
+    problem, budget = build(Case("", 1, 2, 2, 67, 131, width, width), dtype), Budget()
+    output = attention(problem.query, problem.key, problem.value, impl="cpu")
+    budget.add("output", output, plain(problem.to(torch.float64))[0], plain(problem.to(torch.float32))[0])
+    budget.check()
+
+
+def test_a_mean_under_an_offset_far_from_the_first_tile() -> None:
+    # The first tile shows a few keys of one side; later ones move the mean away from it.
+    key = torch.cat([torch.full((100,), 5.0), torch.full((3000,), -2.0)]).reshape(1, 1, -1, 1)
+    rows = row_stats(torch.ones(1, 1, 1, 1), key, scale=1.0, impl="cpu")
+    exact = key.double().flatten()
+    assert rows.mean.item() == pytest.approx(exact.mean().item(), rel=3e-7)
+    assert rows.var.item() == pytest.approx(exact.var(unbiased=False).item(), rel=1e-6)

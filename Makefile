@@ -36,9 +36,11 @@ check: lint types layers docs wheel bench test  ## everything that CI runs
 format: $(VENV)/.for-dev  ## rewrite the sources in the house's format
 	$(BIN)/ruff check --fix --quiet .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i csrc/*
 
 lint: $(VENV)/.for-dev  ## format and lint, without changing anything
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror csrc/*
 	$(BIN)/ruff check .
 
 types: $(VENV)/.for-dev  ## pyrefly

@@ -93,24 +93,24 @@ bool copy_rows(const View& view, const Block<Real>& block, int64_t width, Real* 
 
 template <class Stored, class Real>
 void pack_block(const Problem& p, const Block<Real>& block, Desk<Real>& desk) {
-  pack_queries<Stored>(p.query, block.batch, block.head, block.first, block.rows, p.width, desk.query);
-  if (p.output_gradient.address)
-    pack_queries<Stored>(p.output_gradient, block.batch, block.head, block.first, block.rows, p.value_width, desk.output_gradient);
+  pack_rows<Stored>(p.query, block, p.width, desk.query);
+  if (p.output_gradient.address) pack_rows<Stored>(p.output_gradient, block, p.value_width, desk.output_gradient);
 }
 
 template <class Real, Layout layout>
 void multiply_into(const Real* a, int64_t a_stride, const Real* b, int64_t b_stride, int64_t inner, int64_t rows, int64_t columns,
                    Real* to, int64_t to_stride, bool add) {
-  multiply<Real, layout>(a, a_stride, b, b_stride, inner, rows, columns, [&](int64_t row, int64_t column, auto& sums) ATTEMPER_INLINED {
-    constexpr int count = sizeof(sums) / sizeof(sums[0]), vectors = sizeof(sums[0]) / sizeof(sums[0][0]);
+  multiply<Real, layout>(a, a_stride, b, b_stride, inner, rows, columns,
+                         [&](int64_t row, int64_t column, auto& sums) ATTEMPER_INLINED {
+                           constexpr int count = sizeof(sums) / sizeof(sums[0]), vectors = sizeof(sums[0]) / sizeof(sums[0][0]);
 #pragma GCC unroll 16
-    for (int r = 0; r < count; ++r)
+                           for (int r = 0; r < count; ++r)
 #pragma GCC unroll 8
-      for (int c = 0; c < vectors; ++c) {
-        Real* place = to + (row + r) * to_stride + column + c * kLanes<Real>;
-        store(place, add ? load(place) + sums[r][c] : sums[r][c]);
-      }
-  });
+                             for (int c = 0; c < vectors; ++c) {
+                               Real* place = to + (row + r) * to_stride + column + c * kLanes<Real>;
+                               store(place, add ? load(place) + sums[r][c] : sums[r][c]);
+                             }
+                         });
 }
 
 // Weights and the gradient of the logits of one tile: desk.weights (dropout applied) and desk.gradient. Needs desk.products.
@@ -119,7 +119,7 @@ void logit_gradients(const Problem& p, const Block<Real>& block, const RowTerms<
                      int64_t keys, Desk<Real>& desk) {
   const Vec<Real> nought = splat(Real(0));
   const bool flows = p.output_gradient.address != 0, dropping = p.dropout_p > 0;
-  for (int v = 0; v < kVectors; ++v) {
+  for (int v = 0; v < block.vectors; ++v) {
     const int lanes = v * kLanes<Real>;
     const Vec<Real> factor = block.raw ? load(block.scale + lanes) * splat(Real(kLog2E)) : splat(Real(kLog2E));
     const Vec<Real> pivot = load(rows.pivot + lanes), peak = load(rows.peak + lanes), constant = load(rows.constant + lanes);
@@ -159,7 +159,7 @@ template <class Real>
 void product_gradients(const Problem& p, const Block<Real>& block, const RowTerms<Real>& rows, const Visibility<Real>& seen,
                        int64_t keys, Desk<Real>& desk, Real* from_pivot) {
   const Vec<Real> nought = splat(Real(0));
-  for (int v = 0; v < kVectors; ++v) {
+  for (int v = 0; v < block.vectors; ++v) {
     const int lanes = v * kLanes<Real>;
     const Vec<Real> scale = load(block.scale + lanes), pivot = load(rows.product_pivot + lanes);
     Vec<Real> weighted = nought;
@@ -237,12 +237,12 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
         Rows<Real> key = rows_of<Stored>(p.key, batch, kv_head, j, keys, p.width, desk.key_rows);
         Visibility<Real> seen;
         find_visibility(p, block, j, keys, desk.bias, seen);
-        multiply_into<Real, kInnerContiguous>(key.data, key.stride, desk.query, kBlock<Real>, p.width, keys, kBlock<Real>,
-                                              desk.products, kBlock<Real>, false);
+        multiply_into<Real, kInnerContiguous>(key.data, key.stride, desk.query, kBlock<Real>, p.width, keys,
+                                              block.vectors * kLanes<Real>, desk.products, kBlock<Real>, false);
         if (flows) {
           const Rows<Real> value = rows_of<Stored>(p.value, batch, kv_head, j, keys, p.value_width, desk.value_rows);
           multiply_into<Real, kInnerContiguous>(value.data, value.stride, desk.output_gradient, kBlock<Real>, p.value_width, keys,
-                                                kBlock<Real>, desk.gradient, kBlock<Real>, false);
+                                                block.vectors * kLanes<Real>, desk.gradient, kBlock<Real>, false);
         }
         if (p.dropout_p > 0) keep_factors(p, block, j, keys, desk.keep);
         logit_gradients(p, block, rows, seen, keys, desk);
@@ -254,18 +254,20 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
           }
           multiply_into<Real, kInnerContiguous>(desk.weights, kBlock<Real>, desk.output_gradient_rows, value_width, block.rows,
                                                 keys, value_width, to, value_width, true);
-          if (!seen.whole && !gradient_finite) copy_rows<Stored>(p.output_gradient, block, p.value_width, desk.output_gradient_rows);
+          if (!seen.whole && !gradient_finite)
+            copy_rows<Stored>(p.output_gradient, block, p.value_width, desk.output_gradient_rows);
         }
         product_gradients(p, block, rows, seen, keys, desk, from_pivot);
         if (p.query_gradient) {
           // Where a key is not finite the weights of those who see it are NaN already: a clean copy serves.
           if (!seen.whole && !all_finite(key.data, key.stride, keys, p.width)) {
-            for (int64_t r = 0; r < keys; ++r) memcpy(desk.clean + r * p.width, key.data + r * key.stride, sizeof(Real) * p.width);
+            for (int64_t r = 0; r < keys; ++r)
+              memcpy(desk.clean + r * p.width, key.data + r * key.stride, sizeof(Real) * p.width);
             clear_broken(desk.clean, keys * p.width);
             key = {desk.clean, p.width};
           }
-          multiply_into<Real, kRowContiguous>(key.data, key.stride, desk.gradient, kBlock<Real>, keys, p.width, kBlock<Real>,
-                                              desk.query_gradient, kBlock<Real>, true);
+          multiply_into<Real, kRowContiguous>(key.data, key.stride, desk.gradient, kBlock<Real>, keys, p.width,
+                                              block.vectors * kLanes<Real>, desk.query_gradient, kBlock<Real>, true);
         }
         if (p.key_gradient) {
           if (!seen.whole && !query_finite) clear_broken(desk.query_rows, block.rows * width);  // the same holds for queries
@@ -299,8 +301,7 @@ template <class Stored, class Real>
 void mask_gradient_unit(const Problem& p, int64_t mask_batch, int64_t mask_head, char* memory) {
   Arena arena(memory);
   Desk<Real> desk(p, arena);
-  Real* plane =
-      reinterpret_cast<Real*>(p.mask_gradient) + (mask_batch * p.mask_heads + mask_head) * p.mask_queries * p.mask_keys;
+  Real* plane = reinterpret_cast<Real*>(p.mask_gradient) + (mask_batch * p.mask_heads + mask_head) * p.mask_queries * p.mask_keys;
   memset(plane, 0, sizeof(Real) * p.mask_queries * p.mask_keys);
   for (int64_t batch = 0; batch < p.batch; ++batch)
     for (int64_t head = 0; head < p.heads; ++head) {
@@ -317,12 +318,12 @@ void mask_gradient_unit(const Problem& p, int64_t mask_batch, int64_t mask_head,
           const Rows<Real> key = rows_of<Stored>(p.key, batch, block.kv_head, j, keys, p.width, desk.key_rows);
           Visibility<Real> seen;
           find_visibility(p, block, j, keys, desk.bias, seen);
-          multiply_into<Real, kInnerContiguous>(key.data, key.stride, desk.query, kBlock<Real>, p.width, keys, kBlock<Real>,
-                                                desk.products, kBlock<Real>, false);
+          multiply_into<Real, kInnerContiguous>(key.data, key.stride, desk.query, kBlock<Real>, p.width, keys,
+                                                block.vectors * kLanes<Real>, desk.products, kBlock<Real>, false);
           if (p.output_gradient.address) {
             const Rows<Real> value = rows_of<Stored>(p.value, batch, block.kv_head, j, keys, p.value_width, desk.value_rows);
             multiply_into<Real, kInnerContiguous>(value.data, value.stride, desk.output_gradient, kBlock<Real>, p.value_width,
-                                                  keys, kBlock<Real>, desk.gradient, kBlock<Real>, false);
+                                                  keys, block.vectors * kLanes<Real>, desk.gradient, kBlock<Real>, false);
           }
           if (p.dropout_p > 0) keep_factors(p, block, j, keys, desk.keep);
           logit_gradients(p, block, rows, seen, keys, desk);

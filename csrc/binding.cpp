@@ -14,7 +14,8 @@ namespace {
 
 attemper::Problem unpacked(nb::bytes packed) {
   attemper::Problem problem;
-  if (packed.size() != sizeof(problem)) throw std::invalid_argument("a packed problem has " + std::to_string(sizeof(problem)) + " bytes");
+  if (packed.size() != sizeof(problem))
+    throw std::invalid_argument("a packed problem has " + std::to_string(sizeof(problem)) + " bytes");
   memcpy(&problem, packed.c_str(), sizeof(problem));
   return problem;
 }

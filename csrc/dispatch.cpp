@@ -6,8 +6,8 @@
 
 namespace attemper {
 
-#define ATTEMPER_DECLARE(isa)            \
-  bool forward_##isa(const Problem& p);  \
+#define ATTEMPER_DECLARE(isa)           \
+  bool forward_##isa(const Problem& p); \
   bool backward_##isa(const Problem& p);
 ATTEMPER_DECLARE(portable)
 #if defined(__x86_64__)
@@ -27,8 +27,11 @@ struct Build {
 // Best first.
 const Build kBuilds[] = {
 #if defined(__x86_64__)
-    {"avx512", [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
-                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("f16c"); },
+    {"avx512",
+     [] {
+       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("f16c");
+     },
      forward_avx512, backward_avx512},
     {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); },
      forward_avx2, backward_avx2},

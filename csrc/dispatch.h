@@ -10,7 +10,8 @@ const char* instruction_set();
 // Chooses by name; "" chooses the best that this processor has. False where there is no such build or the processor lacks it.
 bool choose_instruction_set(const char* name);
 
-// Run the chosen build; false where memory ran out. In a forked child both use one thread: OpenMP's pool did not survive the fork.
+// Run the chosen build; false where memory ran out. In a forked child both use one thread: OpenMP's pool did not survive the
+// fork.
 bool forward(Problem problem);
 bool backward(Problem problem);
 

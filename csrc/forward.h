@@ -36,36 +36,36 @@ struct TileFigures {
 
 // S of a tile in which everybody sees everything and x is the product: extremes come with it for next to nothing.
 template <class Real, bool statistics>
-void products_of_whole_tile(const Rows<Real>& key, const Real* query, int64_t width, int64_t keys, Real* x,
+void products_of_whole_tile(const Rows<Real>& key, const Real* query, int64_t width, int64_t keys, int vectors, Real* x,
                             TileFigures<Real>& found) {
-  for (int v = 0; v < kVectors; ++v) {
+  for (int v = 0; v < vectors; ++v) {
     found.largest[v] = splat(Real(-kInfinity));
     found.smallest[v] = splat(Real(kInfinity));
     found.count[v] = splat(static_cast<Real>(keys));
     store(found.risen + v * kLanes<Real>, splat(Real(0)));
   }
-  multiply<Real, kInnerContiguous>(
-      key.data, key.stride, query, kBlock<Real>, width, keys, kBlock<Real>,
-      [&](int64_t row, int64_t column, auto& sums) ATTEMPER_INLINED {
-        constexpr int rows = sizeof(sums) / sizeof(sums[0]), columns = sizeof(sums[0]) / sizeof(sums[0][0]);
+  multiply<Real, kInnerContiguous>(key.data, key.stride, query, kBlock<Real>, width, keys, vectors * kLanes<Real>,
+                                   [&](int64_t row, int64_t column, auto& sums) ATTEMPER_INLINED {
+                                     constexpr int rows = sizeof(sums) / sizeof(sums[0]),
+                                                   columns = sizeof(sums[0]) / sizeof(sums[0][0]);
 #pragma GCC unroll 8
-        for (int c = 0; c < columns; ++c) {
-          const int64_t v = column / kLanes<Real> + c;
-          Vec<Real> high = sums[0][c], low = sums[0][c];
+                                     for (int c = 0; c < columns; ++c) {
+                                       const int64_t v = column / kLanes<Real> + c;
+                                       Vec<Real> high = sums[0][c], low = sums[0][c];
 #pragma GCC unroll 16
-          for (int r = 0; r < rows; ++r) {
-            store(x + (row + r) * kBlock<Real> + column + c * kLanes<Real>, sums[r][c]);
-            high = larger(high, sums[r][c]);
-            if (statistics) low = smaller(low, sums[r][c]);
-          }
-          if (statistics) {
-            found.smallest[v] = smaller(found.smallest[v], low);
-            Real* risen = found.risen + v * kLanes<Real>;
-            store(risen, high > found.largest[v] ? splat(static_cast<Real>(row)) : load(risen));
-          }
-          found.largest[v] = larger(found.largest[v], high);
-        }
-      });
+                                       for (int r = 0; r < rows; ++r) {
+                                         store(x + (row + r) * kBlock<Real> + column + c * kLanes<Real>, sums[r][c]);
+                                         high = larger(high, sums[r][c]);
+                                         if (statistics) low = smaller(low, sums[r][c]);
+                                       }
+                                       if (statistics) {
+                                         found.smallest[v] = smaller(found.smallest[v], low);
+                                         Real* risen = found.risen + v * kLanes<Real>;
+                                         store(risen, high > found.largest[v] ? splat(static_cast<Real>(row)) : load(risen));
+                                       }
+                                       found.largest[v] = larger(found.largest[v], high);
+                                     }
+                                   });
 }
 
 // Products → x with −∞ at hidden places, and the figures of those that are visible.
@@ -73,7 +73,7 @@ template <class Real, bool statistics>
 void look_at_tile(const Problem& p, const Block<Real>& block, const Visibility<Real>& seen, int64_t keys, Real* x,
                   Running<Real>& running, TileFigures<Real>& found) {
   const Vec<Real> hidden = splat(Real(-kInfinity)), beyond = splat(Real(kInfinity));
-  for (int v = 0; v < kVectors; ++v) {
+  for (int v = 0; v < block.vectors; ++v) {
     Vec<Real> largest = hidden, smallest = beyond, count = splat(Real(0)), risen = splat(Real(0));
     Vec<Real> product_max = running.product_max[v], product_min = running.product_min[v];
     for (int64_t j = 0; j < keys; ++j) {
@@ -103,8 +103,9 @@ void look_at_tile(const Problem& p, const Block<Real>& block, const Visibility<R
 
 // The lowest key at which a lane's largest x stands, where that is larger than all before. `span` keys from `risen` on hold it.
 template <class Real>
-void find_argmax(const TileFigures<Real>& found, const Real* x, int64_t key, int64_t keys, int64_t span, Running<Real>& running) {
-  for (int v = 0; v < kVectors; ++v)
+void find_argmax(const Block<Real>& block, const TileFigures<Real>& found, const Real* x, int64_t key, int64_t keys, int64_t span,
+                 Running<Real>& running) {
+  for (int v = 0; v < block.vectors; ++v)
     for (int lane = 0; lane < kLanes<Real>; ++lane) {
       const bool first = running.argmax[v][lane] < 0 && found.count[v][lane] > 0;
       if (!first && !(found.largest[v][lane] > running.pivot[v][lane])) continue;
@@ -133,10 +134,9 @@ template <class Real, bool statistics, bool masked>
 void exponentials_of_tile(const Block<Real>& block, int64_t keys, Real* x, const TileFigures<Real>& found, Running<Real>& running,
                           Real* rescale) {
   const Vec<Real> nothing = splat(Real(-kInfinity)), nought = splat(Real(0));
-  for (int v = 0; v < kVectors; ++v) {
+  for (int v = 0; v < block.vectors; ++v) {
     Real* column = x + v * kLanes<Real>;
-    const Vec<Real> factor =
-        block.raw ? load(block.scale + v * kLanes<Real>) * splat(Real(kLog2E)) : splat(Real(kLog2E));
+    const Vec<Real> factor = block.raw ? load(block.scale + v * kLanes<Real>) * splat(Real(kLog2E)) : splat(Real(kLog2E));
     const Vec<Real> before = running.pivot[v], pivot = larger(before, found.largest[v]);
     const Vec<Real> shift = pivot == nothing ? nought : pivot;
     const Vec<Real> fall = before == nothing ? nought : (before - shift) * factor;
@@ -209,8 +209,9 @@ void exponentials_of_tile(const Block<Real>& block, int64_t keys, Real* x, const
 
 // O ← O · rescale + Vᵀ · P. An invisible value has no say even if it is NaN: its weight is 0, but 0 · NaN is not.
 template <class Real>
-void add_values(const Rows<Real>& value, const Real* weights, const Real* rescale, int64_t keys, int64_t width, Real* output) {
-  multiply<Real, kRowContiguous>(value.data, value.stride, weights, kBlock<Real>, keys, width, kBlock<Real>,
+void add_values(const Block<Real>& block, const Rows<Real>& value, const Real* weights, const Real* rescale, int64_t keys,
+                int64_t width, Real* output) {
+  multiply<Real, kRowContiguous>(value.data, value.stride, weights, kBlock<Real>, keys, width, block.vectors * kLanes<Real>,
                                  [&](int64_t row, int64_t column, auto& sums) ATTEMPER_INLINED {
                                    constexpr int rows = sizeof(sums) / sizeof(sums[0]);
                                    constexpr int columns = sizeof(sums[0]) / sizeof(sums[0][0]);
@@ -226,18 +227,18 @@ void add_values(const Rows<Real>& value, const Real* weights, const Real* rescal
 }
 
 template <class Real>
-void add_values_carefully(const Visibility<Real>& seen, const Rows<Real>& value, const Real* weights, const Real* rescale,
-                          int64_t keys, int64_t width, Real* scratch, Real* output) {
+void add_values_carefully(const Block<Real>& block, const Visibility<Real>& seen, const Rows<Real>& value, const Real* weights,
+                          const Real* rescale, int64_t keys, int64_t width, Real* scratch, Real* output) {
   for (int64_t j = 0; j < keys; ++j) {
     const Real* row = value.data + j * value.stride;
     const bool finite = all_finite(row, 0, 1, width);
     for (int64_t d = 0; d < width; ++d) scratch[j * width + d] = finite ? row[d] : Real(0);
   }
-  add_values(Rows<Real>{scratch, width}, weights, rescale, keys, width, output);
+  add_values(block, Rows<Real>{scratch, width}, weights, rescale, keys, width, output);
   for (int64_t j = 0; j < keys; ++j) {
     const Real* row = value.data + j * value.stride;
     if (all_finite(row, 0, 1, width)) continue;
-    for (int64_t lane = 0; lane < kBlock<Real>; ++lane)
+    for (int64_t lane = 0; lane < block.rows; ++lane)
       if (seen.of_lane(j, lane))
         for (int64_t d = 0; d < width; ++d) output[d * kBlock<Real> + lane] += weights[j * kBlock<Real> + lane] * row[d];
   }
@@ -329,28 +330,28 @@ void forward_block(const Problem& p, int64_t batch, int64_t head, int64_t first,
   begin_block(p, batch, head, first, block);
   Running<Real> running;
   running.clear();
-  pack_queries<Stored>(p.query, batch, head, first, block.rows, p.width, query);
+  pack_rows<Stored>(p.query, block, p.width, query);
   memset(output, 0, sizeof(Real) * p.value_width * kBlock<Real>);
 
   int64_t begin, end;
   keys_in_reach(p, block, begin, end);
   for (int64_t j = begin; j < end; j += kTileKeys) {
     const int64_t keys = least(kTileKeys, end - j);
-    const Rows<Real> key = rows_of<Stored>(p.key, batch, block.kv_head, j, keys, p.width, key_rows);
+    const Rows<Real> key = rows_of<Stored>(p.key, batch, block.kv_head, j, keys, p.width, key_rows, block.vectors == 1);
     Visibility<Real> seen;
     find_visibility(p, block, j, keys, bias, seen);
     TileFigures<Real> found;
     const bool plain = seen.whole && block.raw;
-    products_of_whole_tile<Real, statistics>(key, query, p.width, keys, x, found);
+    products_of_whole_tile<Real, statistics>(key, query, p.width, keys, block.vectors, x, found);
     if (plain) {
-      for (int v = 0; v < kVectors; ++v) {
+      for (int v = 0; v < block.vectors; ++v) {
         running.product_max[v] = larger(running.product_max[v], found.largest[v]);
         running.product_min[v] = smaller(running.product_min[v], found.smallest[v]);
       }
     } else {
       look_at_tile<Real, statistics>(p, block, seen, keys, x, running, found);
     }
-    if (statistics) find_argmax(found, x, j, keys, plain ? kRows : 1, running);
+    if (statistics) find_argmax(block, found, x, j, keys, plain ? 2 * kRows : 1, running);
     if (seen.whole)
       exponentials_of_tile<Real, statistics, false>(block, keys, x, found, running, rescale);
     else
@@ -358,13 +359,16 @@ void forward_block(const Problem& p, int64_t batch, int64_t head, int64_t first,
     if (p.output == 0) continue;
     if (p.dropout_p > 0) {
       keep_factors(p, block, j, keys, keep);
-      for (int64_t i = 0; i < keys * kBlock<Real>; i += kLanes<Real>) store(x + i, load(x + i) * load(keep + i));
+      for (int64_t row = 0; row < keys * kBlock<Real>; row += kBlock<Real>)
+        for (int64_t i = row; i < row + block.vectors * kLanes<Real>; i += kLanes<Real>)
+          store(x + i, load(x + i) * load(keep + i));
     }
-    const Rows<Real> value = rows_of<Stored>(p.value, batch, block.kv_head, j, keys, p.value_width, value_rows);
+    const Rows<Real> value =
+        rows_of<Stored>(p.value, batch, block.kv_head, j, keys, p.value_width, value_rows, block.vectors == 1);
     if (seen.whole || all_finite(value.data, value.stride, keys, p.value_width))
-      add_values(value, x, rescale, keys, p.value_width, output);
+      add_values(block, value, x, rescale, keys, p.value_width, output);
     else
-      add_values_carefully(seen, value, x, rescale, keys, p.value_width, clean, output);
+      add_values_carefully(block, seen, value, x, rescale, keys, p.value_width, clean, output);
   }
   finish_block<Stored, Real, statistics>(p, block, running, output);
 }

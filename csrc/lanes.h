@@ -203,7 +203,8 @@ ATTEMPER_INLINE void read_run(const Stored* from, int64_t stride, int64_t count,
 #if defined(__F16C__) && ATTEMPER_VECTOR_BYTES >= 32
   if (kSame<Stored, Float16> && stride == 1)
     for (; i + 8 <= count; i += 8)
-      _mm256_storeu_ps(reinterpret_cast<float*>(to) + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+      _mm256_storeu_ps(reinterpret_cast<float*>(to) + i,
+                       _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
 #endif
   if (stride == 1)
     for (; i < count; ++i) to[i] = read(from[i]);

@@ -14,7 +14,8 @@ constexpr int kColumns = 4;  // 32 registers: 6 × 4 sums, 4 of B, 1 of A
 constexpr int kColumns = 2;  // 16 registers: 6 × 2 sums, 2 of B, 1 of A
 #endif
 constexpr int kRows = 6;
-constexpr int64_t kInner = 128;  // terms that are added up in one go; the sums of more are added up apart, which bounds their error
+constexpr int64_t kInner =
+    128;  // terms that are added up in one go; the sums of more are added up apart, which bounds their error
 
 // How A is laid out: its rows along memory (A[row][inner]), or its columns (A[inner][row]).
 enum Layout { kInnerContiguous, kRowContiguous };
@@ -65,6 +66,9 @@ ATTEMPER_INLINE void multiply(const Real* a, int64_t a_stride, const Real* b, in
   const int64_t whole = columns / kWidth * kWidth;
   const int64_t row_step = layout == kInnerContiguous ? a_stride : 1;
   int64_t r = 0;
+  if (whole == 0)  // a single vector of columns: more rows keep the multipliers busy, and A is read fewer times over
+    for (; r + 2 * kRows <= rows; r += 2 * kRows)
+      rectangles_of<Real, 2 * kRows, 1, layout>(a + r * row_step, a_stride, b, b_stride, inner, r, 0, columns, finish);
   for (; r + kRows <= rows; r += kRows) {
     rectangles_of<Real, kRows, kColumns, layout>(a + r * row_step, a_stride, b, b_stride, inner, r, 0, whole, finish);
     rectangles_of<Real, kRows, 1, layout>(a + r * row_step, a_stride, b, b_stride, inner, r, whole, columns, finish);

@@ -19,10 +19,10 @@ struct View {
 struct Problem {
   int64_t dtype, mask_dtype;
   int64_t batch, heads, kv_heads, queries, keys, width, value_width;
-  View query, key, value;  // value.address 0: statistics only
-  View mask;               // address 0: none
-  View scale;              // compute type, stride[3] unused
-  int64_t sinks;           // [heads], compute type; 0: none
+  View query, key, value;       // value.address 0: statistics only
+  View mask;                    // address 0: none
+  View scale;                   // compute type, stride[3] unused
+  int64_t sinks;                // [heads], compute type; 0: none
   int64_t offset, left, right;  // key j is visible to query i where −left <= j − (i + offset) <= right
   int64_t seed, threads, statistics;
 
@@ -33,15 +33,15 @@ struct Problem {
   int64_t pivot, peak, surprise, sink;  // kept for the backward pass: see RowTerms in backward.h
 
   // Backward: what flows in, and what is written.
-  View output_gradient;                           // address 0: the loss does not depend on the output
+  View output_gradient;                               // address 0: the loss does not depend on the output
   int64_t constant, entropy_gradient, product_pivot;  // row figures; the last two may be 0: none
-  int64_t splits;                                 // parts into which the keys are dealt
-  int64_t query_gradient;                         // [splits, batch, heads, queries, width], compute type; 0: not wanted
-  int64_t key_gradient, value_gradient;           // [batch, kv_heads, keys, width or value_width], compute type; 0: not wanted
-  int64_t from_pivot;                             // [splits, batch, heads, queries]: for the gradient of the scale; 0: not wanted
+  int64_t splits;                                     // parts into which the keys are dealt
+  int64_t query_gradient;                             // [splits, batch, heads, queries, width], compute type; 0: not wanted
+  int64_t key_gradient, value_gradient;  // [batch, kv_heads, keys, width or value_width], compute type; 0: not wanted
+  int64_t from_pivot;                    // [splits, batch, heads, queries]: for the gradient of the scale; 0: not wanted
   int64_t mask_gradient, mask_batch, mask_heads, mask_queries, mask_keys;  // compute type, contiguous; 0: not wanted
 
-  double softcap;    // 0: none
+  double softcap;  // 0: none
   double dropout_p;
   double invisible_below;  // a float mask at or below this hides the pair
 };

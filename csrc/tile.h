@@ -43,19 +43,6 @@ ATTEMPER_INLINE const Stored* at(const View& view, int64_t batch, int64_t head, 
   return reinterpret_cast<const Stored*>(view.address) + batch * view.stride[0] + head * view.stride[1] + row * view.stride[2];
 }
 
-// Rows of a tensor → [columns][block]: lanes are rows. Rows beyond the end are noughts.
-template <class Stored, class Real>
-void pack_queries(const View& view, int64_t batch, int64_t head, int64_t first, int64_t rows, int64_t columns, Real* packed) {
-  for (int64_t r = 0; r < kBlock<Real>; ++r) {
-    if (r < rows) {
-      const Stored* row = at<Stored>(view, batch, head, first + r);
-      for (int64_t c = 0; c < columns; ++c) packed[c * kBlock<Real> + r] = read(row[c * view.stride[3]]);
-    } else {
-      for (int64_t c = 0; c < columns; ++c) packed[c * kBlock<Real> + r] = 0;
-    }
-  }
-}
-
 // Keys or values of a tile in the compute type, rows along memory.
 template <class Real>
 struct Rows {
@@ -63,10 +50,12 @@ struct Rows {
   int64_t stride;
 };
 
-// In place where they are of the compute type already, else widened into `scratch`.
+// In place where they are of the compute type already, else widened into `scratch`. `once`: they serve one vector of queries
+// only and come straight from memory, which likes to be read in order: they are copied then, too.
 template <class Stored, class Real>
-Rows<Real> rows_of(const View& view, int64_t batch, int64_t head, int64_t first, int64_t rows, int64_t columns, Real* scratch) {
-  if (kSame<Stored, Real> && view.stride[3] == 1)
+Rows<Real> rows_of(const View& view, int64_t batch, int64_t head, int64_t first, int64_t rows, int64_t columns, Real* scratch,
+                   bool once = false) {
+  if (kSame<Stored, Real> && view.stride[3] == 1 && !once)
     return {reinterpret_cast<const Real*>(at<Stored>(view, batch, head, first)), view.stride[2]};
   for (int64_t r = 0; r < rows; ++r)
     read_run(at<Stored>(view, batch, head, first + r), view.stride[3], columns, scratch + r * columns);
@@ -87,6 +76,7 @@ bool all_finite(const Real* data, int64_t stride, int64_t rows, int64_t columns)
 template <class Real>
 struct Block {
   int64_t batch, head, kv_head, first, rows;
+  int vectors;                           // that hold rows: one for a single query, all but in the last block of many
   alignas(64) Real scale[kBlock<Real>];  // factor on the product, a lane each
   bool raw;  // logits are scale · product with a scale above 0: the passes then work on products and scale within the exponent
 };
@@ -98,6 +88,7 @@ void begin_block(const Problem& p, int64_t batch, int64_t head, int64_t first, B
   block.kv_head = p.kv_heads ? head / (p.heads / p.kv_heads) : 0;
   block.first = first;
   block.rows = least<int64_t>(kBlock<Real>, p.queries - first);
+  block.vectors = static_cast<int>((block.rows + kLanes<Real> - 1) / kLanes<Real>);
   block.raw = p.softcap == 0 && (p.mask.address == 0 || p.mask_dtype == kBool);
   for (int64_t r = 0; r < kBlock<Real>; ++r) {
     const Real* scale = at<Real>(p.scale, batch, head, first + least(r, block.rows - 1));
@@ -106,8 +97,21 @@ void begin_block(const Problem& p, int64_t batch, int64_t head, int64_t first, B
   }
 }
 
-// The half-open range of keys that position lets any query of the block see; it begins on the grid of tiles, so that a tile is the
-// same for every block (dropout counts keys in fours, the backward pass deals tiles out).
+// Rows of a tensor → [width][block]: lanes are rows. Lanes beyond the last row are noughts.
+template <class Stored, class Real>
+void pack_rows(const View& view, const Block<Real>& block, int64_t width, Real* packed) {
+  for (int64_t r = 0; r < block.vectors * kLanes<Real>; ++r) {
+    if (r < block.rows) {
+      const Stored* row = at<Stored>(view, block.batch, block.head, block.first + r);
+      for (int64_t c = 0; c < width; ++c) packed[c * kBlock<Real> + r] = read(row[c * view.stride[3]]);
+    } else {
+      for (int64_t c = 0; c < width; ++c) packed[c * kBlock<Real> + r] = 0;
+    }
+  }
+}
+
+// The half-open range of keys that position lets any query of the block see; it begins on the grid of tiles, so that a tile is
+// the same for every block (dropout counts keys in fours, the backward pass deals tiles out).
 template <class Real>
 void keys_in_reach(const Problem& p, const Block<Real>& block, int64_t& begin, int64_t& end) {
   begin = 0;
@@ -139,7 +143,7 @@ struct Visibility {
 
 template <class MaskStored, class Real>
 void read_mask(const Problem& p, const Block<Real>& block, int64_t key, int64_t keys, Real* bias) {
-  for (int64_t r = 0; r < kBlock<Real>; ++r) {
+  for (int64_t r = 0; r < block.vectors * kLanes<Real>; ++r) {
     const int64_t row = block.first + least(r, block.rows - 1);
     const MaskStored* mask = at<MaskStored>(p.mask, block.batch, block.head, row) + key * p.mask.stride[3];
     for (int64_t j = 0; j < keys; ++j) {
@@ -156,9 +160,10 @@ void read_mask(const Problem& p, const Block<Real>& block, int64_t key, int64_t 
 }
 
 template <class Real>
-void find_visibility(const Problem& p, const Block<Real>& block, int64_t key, int64_t keys, Real* scratch, Visibility<Real>& seen) {
+void find_visibility(const Problem& p, const Block<Real>& block, int64_t key, int64_t keys, Real* scratch,
+                     Visibility<Real>& seen) {
   seen.whole = p.mask.address == 0;
-  for (int64_t r = 0; r < kBlock<Real>; ++r) {
+  for (int64_t r = 0; r < block.vectors * kLanes<Real>; ++r) {
     const int64_t place = block.first + least(r, block.rows - 1) + p.offset - key;  // the query's own key, counted in the tile
     const int64_t low = p.left == kUnlimited ? 0 : most<int64_t>(0, place - p.left);
     const int64_t high = p.right == kUnlimited ? keys - 1 : least<int64_t>(keys - 1, place + p.right);
@@ -170,11 +175,16 @@ void find_visibility(const Problem& p, const Block<Real>& block, int64_t key, in
   if (p.mask.address == 0) return;
   seen.bias = scratch;
   switch (p.mask_dtype) {
-    case kBool: return read_mask<uint8_t>(p, block, key, keys, scratch);
-    case kFloat32: return read_mask<float>(p, block, key, keys, scratch);
-    case kFloat64: return read_mask<double>(p, block, key, keys, scratch);
-    case kBfloat16: return read_mask<Bfloat16>(p, block, key, keys, scratch);
-    default: return read_mask<Float16>(p, block, key, keys, scratch);
+    case kBool:
+      return read_mask<uint8_t>(p, block, key, keys, scratch);
+    case kFloat32:
+      return read_mask<float>(p, block, key, keys, scratch);
+    case kFloat64:
+      return read_mask<double>(p, block, key, keys, scratch);
+    case kBfloat16:
+      return read_mask<Bfloat16>(p, block, key, keys, scratch);
+    default:
+      return read_mask<Float16>(p, block, key, keys, scratch);
   }
 }
 
@@ -192,7 +202,8 @@ ATTEMPER_INLINE Vec<Real> logit_of(const Problem& p, const Block<Real>& block, c
 }
 
 // Philox4x32-10 with the counter (key / 4, query, head, batch): four words, for keys 4·⌊key/4⌋ … + 3. See kernels/dropout.py.
-ATTEMPER_INLINE void random_words(uint64_t seed, uint32_t key4, uint32_t query, uint32_t head, uint32_t batch, uint32_t words[4]) {
+ATTEMPER_INLINE void random_words(uint64_t seed, uint32_t key4, uint32_t query, uint32_t head, uint32_t batch,
+                                  uint32_t words[4]) {
   uint32_t c0 = key4, c1 = query, c2 = head, c3 = batch;
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < 10; ++round) {
@@ -216,7 +227,7 @@ void keep_factors(const Problem& p, const Block<Real>& block, int64_t key, int64
   const double threshold = __builtin_nearbyint(p.dropout_p * 4294967296.0);
   const Real kept = p.dropout_p < 1 ? Real(1) / static_cast<Real>(1.0 - p.dropout_p) : Real(0);
   for (int64_t j = 0; j < keys; j += 4)
-    for (int64_t r = 0; r < kBlock<Real>; ++r) {
+    for (int64_t r = 0; r < block.vectors * kLanes<Real>; ++r) {
       uint32_t words[4];
       random_words(p.seed, (key + j) / 4, block.first + r, block.head, block.batch, words);
       for (int64_t w = 0; w < least<int64_t>(4, keys - j); ++w)

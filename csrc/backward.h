@@ -128,7 +128,7 @@ void logit_gradients(const Problem& p, const Block<Real>& block, const RowTerms<
       const int64_t place = j * kBlock<Real> + lanes;
       const Vec<Real> product = load(desk.products + place);
       const Vec<Real> x = block.raw ? product : logit_of(p, block, seen, product, j, v);
-      const Vec<Real> depth = (x - pivot) * factor;
+      const Vec<Real> depth = bounded((x - pivot) * factor);
       Vec<Real> weight = exp2_of(depth) * peak;
       Vec<Real> into = flows ? load(desk.gradient + place) : nought;
       Vec<Real> kept = weight;
@@ -200,6 +200,20 @@ void add_broken_rows(const Block<Real>& block, const Visibility<Real>& seen, con
   }
 }
 
+// The same for the gradient of the queries, whose lanes are queries.
+template <class Real>
+void add_broken_keys(const Block<Real>& block, const Visibility<Real>& seen, const Rows<Real>& key, int64_t width,
+                     const Real* weights, int64_t keys, Real* to) {
+  for (int64_t j = 0; j < keys; ++j) {
+    const Real* row = key.data + j * key.stride;
+    if (all_finite(row, 0, 1, width)) continue;
+    for (int64_t lane = 0; lane < block.rows; ++lane)
+      if (seen.of_lane(j, lane))
+        for (int64_t c = 0; c < width; ++c)
+          if (!(row[c] - row[c] == 0)) to[c * kBlock<Real> + lane] += weights[j * kBlock<Real> + lane] * row[c];
+  }
+}
+
 template <class Real>
 void clear_broken(Real* rows, int64_t count) {
   for (int64_t i = 0; i < count; ++i)
@@ -259,8 +273,8 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
         }
         product_gradients(p, block, rows, seen, keys, desk, from_pivot);
         if (p.query_gradient) {
-          // Where a key is not finite the weights of those who see it are NaN already: a clean copy serves.
           if (!seen.whole && !all_finite(key.data, key.stride, keys, p.width)) {
+            add_broken_keys(block, seen, key, p.width, desk.gradient, keys, desk.query_gradient);
             for (int64_t r = 0; r < keys; ++r)
               memcpy(desk.clean + r * p.width, key.data + r * key.stride, sizeof(Real) * p.width);
             clear_broken(desk.clean, keys * p.width);
@@ -270,9 +284,14 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
                                               block.vectors * kLanes<Real>, desk.query_gradient, kBlock<Real>, true);
         }
         if (p.key_gradient) {
-          if (!seen.whole && !query_finite) clear_broken(desk.query_rows, block.rows * width);  // the same holds for queries
-          multiply_into<Real, kInnerContiguous>(desk.gradient, kBlock<Real>, desk.query_rows, width, block.rows, keys, width,
-                                                desk.key_gradient + j * width, width, true);
+          Real* to = desk.key_gradient + j * width;
+          if (!seen.whole && !query_finite) {
+            add_broken_rows(block, seen, desk.query_rows, p.width, desk.gradient, keys, to);
+            clear_broken(desk.query_rows, block.rows * width);
+          }
+          multiply_into<Real, kInnerContiguous>(desk.gradient, kBlock<Real>, desk.query_rows, width, block.rows, keys, width, to,
+                                                width, true);
+          if (!seen.whole && !query_finite) copy_rows<Stored>(p.query, block, p.width, desk.query_rows);
         }
       }
       const int64_t row = (batch * p.heads + head) * p.queries + first;

@@ -16,6 +16,7 @@ struct Running {
   Vec<Real> product_max[kVectors], product_min[kVectors], smallest[kVectors], count[kVectors], argmax[kVectors];
   // Σ (x − centre) and Σ (x − centre)²: the centre is the mean of the first tiles, so that neither sum grows large.
   Vec<Real> centre[kVectors], sum[kVectors], sum_squares[kVectors];
+  Ints<Real> spoilt[kVectors];  // rows that see a NaN among their products; extremes lose it
 
   void clear() {
     for (int v = 0; v < kVectors; ++v) {
@@ -23,6 +24,7 @@ struct Running {
       pivot[v] = product_max[v] = splat(Real(-kInfinity));
       smallest[v] = product_min[v] = splat(Real(kInfinity));
       argmax[v] = splat(Real(-1));
+      spoilt[v] = Ints<Real>{};
     }
   }
 };
@@ -88,6 +90,7 @@ void look_at_tile(const Problem& p, const Block<Real>& block, const Visibility<R
       }
       product_max = larger(product_max, visible ? product : hidden);
       product_min = smaller(product_min, visible ? product : beyond);
+      if (statistics) running.spoilt[v] |= visible & (product != product);
       count += visible ? splat(Real(1)) : splat(Real(0));
       largest = larger(largest, shown);
       store(place, shown);
@@ -139,7 +142,7 @@ void exponentials_of_tile(const Block<Real>& block, int64_t keys, Real* x, const
     const Vec<Real> factor = block.raw ? load(block.scale + v * kLanes<Real>) * splat(Real(kLog2E)) : splat(Real(kLog2E));
     const Vec<Real> before = running.pivot[v], pivot = larger(before, found.largest[v]);
     const Vec<Real> shift = pivot == nothing ? nought : pivot;
-    const Vec<Real> fall = before == nothing ? nought : (before - shift) * factor;
+    const Vec<Real> fall = before == nothing ? nought : bounded((before - shift) * factor);
     const Vec<Real> shrink = before == nothing ? nought : exp2_of(fall);
     store(rescale + v * kLanes<Real>, shrink);
     running.pivot[v] = pivot;
@@ -165,7 +168,7 @@ void exponentials_of_tile(const Block<Real>& block, int64_t keys, Real* x, const
       const int64_t end = least(run + kRunKeys, keys);
       for (int64_t j = run; j < end; ++j, column += kBlock<Real>) {
         const Vec<Real> each = load(column);
-        Vec<Real> depth = (each - shift) * factor;
+        Vec<Real> depth = bounded((each - shift) * factor);
         Vec<Real> e = exp2_of(depth);
         if (masked) {
           e = each == nothing ? nought : e;
@@ -253,15 +256,17 @@ void finish_block(const Problem& p, const Block<Real>& block, const Running<Real
     const int v = r / kLanes<Real>, lane = r % kLanes<Real>;
     const int64_t row = (block.batch * p.heads + block.head) * p.queries + block.first + r;
     const auto put = [row](int64_t address, double x) { reinterpret_cast<Real*>(address)[row] = static_cast<Real>(x); };
-    const Real scale = block.raw ? block.scale[r] : Real(1), pivot = running.pivot[v][lane];
+    const double keys_total = running.total[v][lane];
+    // A logit that is NaN spoils the sums but may be lost among the maxima: the row then is as one whose largest logit is NaN.
+    const bool spoilt = keys_total != keys_total && running.pivot[v][lane] != Real(kInfinity);
+    const Real scale = block.raw ? block.scale[r] : Real(1), pivot = spoilt ? Real(keys_total) : running.pivot[v][lane];
     const bool unseen = pivot == Real(-kInfinity);
     const Real top = unseen ? pivot : scale * pivot;
     const Real sink = p.sinks ? reinterpret_cast<const Real*>(p.sinks)[block.head] : Real(-kInfinity);
     const bool sinks = sink != Real(-kInfinity), nothing = unseen && !sinks;
     const double shift = nothing ? 0.0 : (sink > top ? sink : top);
-    const double key_weight = unseen ? 0.0 : (shift == top ? 1.0 : std::exp(top - shift));
-    const double sink_weight = !sinks ? 0.0 : (shift == sink ? 1.0 : std::exp(sink - shift));
-    const double keys_total = running.total[v][lane];
+    const double key_weight = unseen ? 0.0 : std::exp(top - shift);
+    const double sink_weight = !sinks ? 0.0 : std::exp(sink - shift);  // NaN where it is +∞
     const double total = nothing ? 1.0 : key_weight * keys_total + sink_weight;
     double weighted = unseen ? 0.0 : key_weight * (running.weighted[v][lane] * kLn2 + keys_total * (top - shift));
     if (sink_weight > 0) weighted += sink_weight * (sink - shift);
@@ -276,20 +281,25 @@ void finish_block(const Problem& p, const Block<Real>& block, const Running<Real
     put(p.product_pivot, running.product_max[v][lane]);
 
     if (statistics) {
+      const double no_number = __builtin_nan("");
       const double count = running.count[v][lane], divisor = count > 0 ? count : 1.0;
       const double mean = running.sum[v][lane] / divisor, spread = running.sum_squares[v][lane] / divisor - mean * mean;
-      const Real smallest = running.smallest[v][lane];
+      const Real smallest = spoilt ? pivot : running.smallest[v][lane];
+      const bool falls = smallest == Real(-kInfinity);  // a visible logit of −∞, which the sums passed over as if it were hidden
+      const bool products_spoilt = running.spoilt[v][lane] || (spoilt && block.raw);
       const double fields[10] = {
           count,
           unseen ? -kInfinity : top,
           block.raw && count > 0 ? scale * smallest : smallest,
           count > 0 ? running.argmax[v][lane] : -1.0,
-          count > 0 ? scale * (running.centre[v][lane] + mean) : 0.0,
-          double(scale) * scale * (spread < 0 ? 0.0 : spread),
+          falls       ? no_number
+          : count > 0 ? scale * (running.centre[v][lane] + mean)
+                      : 0.0,
+          falls ? no_number : double(scale) * scale * (spread < 0 ? 0.0 : spread),
           nothing ? 0.0 : keys_1 * keys_1 * running.squares[v][lane] + sinks_1 * sinks_1,
           nothing ? 0.0 : keys_1 * keys_1 * keys_1 * running.cubes[v][lane] + sinks_1 * sinks_1 * sinks_1,
-          running.product_max[v][lane],
-          running.product_min[v][lane],
+          products_spoilt ? no_number : running.product_max[v][lane],
+          products_spoilt ? no_number : running.product_min[v][lane],
       };
       for (int field = 0; field < 10; ++field)
         reinterpret_cast<Real*>(p.rest)[field * rows_in_all + row] = static_cast<Real>(fields[field]);

@@ -82,12 +82,16 @@ ATTEMPER_INLINE V smaller(V running, V x) {
   return running < x ? running : x;
 }
 
-// 2^x for x <= 0; exactly 1 at 0, so that rescaling by it does not drift; 2^-126 below −126; NaN stays NaN.
+// An exponent as exp2_of takes it. What is below the bound has no weight to speak of, but that weight times an exponent without
+// bound would: 2^-126 · −1e38. NaN stays NaN.
+ATTEMPER_INLINE Vec<float> bounded(Vec<float> x) { return x < splat(-126.0f) ? splat(-126.0f) : x; }
+ATTEMPER_INLINE Vec<double> bounded(Vec<double> x) { return x < splat(-1100.0) ? splat(-1100.0) : x; }
+
+// 2^x for bounded x <= 0; exactly 1 at 0, so that rescaling by it does not drift; NaN stays NaN.
 // The exponent is rounded off by adding a large number whose low bits then hold it, already biased. The polynomial has the least
 // largest relative error, 2e-9, of those of degree 6 on [−½, ½] that are 1 at 0.
 ATTEMPER_INLINE Vec<float> exp2_of(Vec<float> x) {
   const Vec<float> magic = splat(12582912.0f + 127.0f);
-  x = x < splat(-126.0f) ? splat(-126.0f) : x;
   const Vec<float> shifted = x + magic;
   const Vec<float> rest = x - (shifted - magic);
   Vec<float> p = splat(1.535336194e-4f);
@@ -113,7 +117,7 @@ ATTEMPER_INLINE Vec<float> tanh_of(Vec<float> x) {
   p = p * square + splat(1.333144220e-1f);
   p = p * square + splat(-3.333328194e-1f);
   const Vec<float> near = x + x * square * p;
-  const Vec<float> decay = exp2_of(size * splat(static_cast<float>(-2.0 * kLog2E)));
+  const Vec<float> decay = exp2_of(bounded(size * splat(static_cast<float>(-2.0 * kLog2E))));
   const Vec<float> far = (splat(1.0f) - decay) / (splat(1.0f) + decay);
   return size < splat(0.625f) ? near : (x < splat(0.0f) ? -far : far);
 }

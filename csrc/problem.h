@@ -6,7 +6,7 @@ namespace attemper {
 
 enum Dtype : int64_t { kFloat32 = 0, kFloat64 = 1, kBfloat16 = 2, kFloat16 = 3, kBool = 4 };
 
-constexpr int64_t kUnlimited = int64_t{1} << 60;  // a side of the window that is open
+constexpr int64_t kUnlimited = INT64_MAX;  // a side of the window that is open; no offset reaches it
 
 // A tensor of up to four dimensions [batch, heads, rows, columns], strides in elements; a stride of 0 repeats.
 struct View {

@@ -53,6 +53,7 @@ CASES = (
     Case("no heads", heads=0, kv_heads=0),
     Case("no batch", batch=0),
     Case("width one", width=1, value_width=1),
+    Case("width nought", width=0, mask="float", scale=0.7),
     Case("tile and one more", queries=513, keys=513, batch=1, heads=1, kv_heads=1),
     Case("tile less one", queries=17, keys=1023),
     Case("grouped", heads=6, kv_heads=2),

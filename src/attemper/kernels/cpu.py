@@ -22,7 +22,7 @@ except ImportError:
 
 _ISA_VARIABLE = "ATTEMPER_CPU_ISA"
 _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4}
-_UNLIMITED = 2**60
+_UNLIMITED = 2**63 - 1
 _NO_VIEW = (0, 0, 0, 0, 0)
 _RECORD = struct.Struct("=68q3d")
 
@@ -49,6 +49,8 @@ def refusal(inputs: Inputs) -> str:
             return f"a {type(tensor).__name__}"
         if tensor.is_neg():
             return "a tensor whose sign is yet to be turned (see torch.Tensor.resolve_neg)"
+        if tensor._is_zerotensor():
+            return "a tensor of noughts without memory (torch._efficientzerotensor)"
     return ""
 
 
@@ -94,8 +96,9 @@ def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: b
     lse, entropy, kept = rows(), rows(), _Kept(*(rows() for _ in _Kept._fields))
     rest = rows(10) if statistics else None
     # The backward pass wants the output unrounded: D = Σ o·do would inherit its rounding.
-    rounds = differentiable and output is not None and output.dtype != dtype
-    unrounded = torch.empty_like(output, dtype=dtype) if rounds else None
+    unrounded = None
+    if differentiable and output is not None and output.dtype != dtype:
+        unrounded = torch.empty_like(output, dtype=dtype)
     if lse.numel():
         outputs = (_address(output), lse.data_ptr(), entropy.data_ptr(), _address(rest), _address(unrounded))
         figures = tuple(each.data_ptr() for each in kept[:4])
@@ -126,8 +129,10 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
     d_value = zeros(needs.value, *inputs.value.shape) if inputs.value is not None else None
     from_pivot = zeros(needs.scale, splits, batch, heads, queries)
     d_mask = zeros(needs.mask, *inputs.mask.shape) if inputs.mask is not None else None
-    if inputs.query.numel() and inputs.key.numel():
-        view = _NO_VIEW if upstream.output is None else _view(upstream.output)
+    if result.lse.numel() and keys:
+        # Autograd may hand on a gradient whose sign is yet to be turned; the kernel reads memory.
+        flow = None if upstream.output is None else upstream.output.resolve_neg()
+        view = _NO_VIEW if flow is None else _view(flow)
         # Under a cap Σ dz is known only by summing it, and a pivot would bring in its rounding.
         pivot = 0 if rules.softcap is not None else kept.product_pivot.data_ptr()
         flowing = (constant.data_ptr(), _address(entropy), pivot)

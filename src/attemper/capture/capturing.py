@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from attemper.capture import huggingface
+from attemper.capture import huggingface, own
 from attemper.capture.functional import FunctionalSeam
 from attemper.capture.multihead import MultiheadSeam
 from attemper.capture.record import AttentionCall, Unseen
@@ -82,6 +82,7 @@ class Capture:
                 self._stack.enter_context(torch.compiler.set_stance("force_eager"))
             self._stack.enter_context(huggingface.installed(recorder))
             self._stack.enter_context(MultiheadSeam(recorder).installed())
+            self._stack.enter_context(own.installed(recorder))
             self._stack.callback(register_module_forward_pre_hook(recorder.enter).remove)
             self._stack.callback(register_module_forward_hook(recorder.leave, always_call=True).remove)
             self._stack.callback(mode.switch, False)

@@ -25,7 +25,7 @@ class AttentionCall:
         module: dotted name of the module that made the call ("" for the model itself or outside any module).
         call: how many calls this module made before in the same capture (shared modules run more than once).
         order: how many calls the whole model made before.
-        seam: where it was seen: "huggingface", "sdpa" or "multihead".
+        seam: where it was seen: "huggingface", "sdpa", "multihead" or "attemper".
         query: [batch, heads, queries, d]; key: [batch, kv_heads, keys, d]; value: [batch, kv_heads, keys, d_v].
         attn_mask: bool (True = visible) or float (added to the logits), broadcastable to [batch, heads, queries, keys]; or None.
         is_causal, offset, window: position rules on top of the mask, as in `attemper.attention`.

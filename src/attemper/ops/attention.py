@@ -1,5 +1,6 @@
 """The public functions: `attention`, and `row_stats` for its statistics alone."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, overload
 
@@ -11,6 +12,9 @@ from attemper.ops.arguments import Problem, Window, check
 from attemper.ops.differentiation import Attention, without_autocast
 from attemper.ops.implementations import choose
 from attemper.stats import RowStats
+
+# Told of every call of `attention` once it is done: the problem, and the scale as it was given. Capture listens here.
+LISTENERS: list[Callable[[Problem, float | Tensor | None], None]] = []
 
 
 @overload
@@ -117,6 +121,8 @@ def attention(
     problem = check(query, key, value, attn_mask, dropout_p, is_causal, **options)
     output, rows = _run(problem, impl, statistics=return_stats)
     assert output is not None
+    for tell in LISTENERS:
+        tell(problem, scale)
     if not return_stats:
         return output
     return output, rows

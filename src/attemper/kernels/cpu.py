@@ -162,7 +162,7 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
             of_rows = of_rows + torch.where(torch.isfinite(kept.product_pivot), kept.product_pivot, 0.0).double() * total
         d_scale = of_rows.sum_to_size(inputs.scale.shape)
     return Gradients(
-        None if d_query is None else d_query.sum(0).to(inputs.query.dtype),
+        None if d_query is None else (d_query.sum(0) if splits > 1 else d_query[0]).to(inputs.query.dtype),
         None if d_key is None else d_key.to(inputs.key.dtype),
         None if d_value is None or inputs.value is None else d_value.to(inputs.value.dtype),
         None if d_mask is None or inputs.mask is None else d_mask.to(inputs.mask.dtype),
@@ -200,9 +200,6 @@ def _run(
 ) -> None:
     batch, heads, queries, keys = inputs.shape
     mask, value = inputs.mask, inputs.value
-    left, right = rules.window if rules.window is not None else (None, None)
-    if rules.is_causal:
-        right = 0 if right is None else min(right, 0)
     scale = inputs.scale.expand(batch, heads, queries)
     sinks = None if inputs.sinks is None else inputs.sinks.contiguous()
     record = _RECORD.pack(
@@ -216,7 +213,7 @@ def _run(
         *(scale.data_ptr(), *scale.stride(), 0),
         _address(sinks),
         rules.offset,
-        *(_UNLIMITED if side is None else side for side in (left, right)),
+        *(_UNLIMITED if side is None else side for side in rules.sides),
         *(rules.seed, torch.get_num_threads(), int(statistics)),
         *written,
         *output_gradient,

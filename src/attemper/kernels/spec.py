@@ -32,6 +32,14 @@ class Rules:
     dropout_p: float = 0.0
     seed: int = 0
 
+    @property
+    def sides(self) -> tuple[int | None, int | None]:
+        """(left, right) of the window with the causal rule in it: −left ≤ j − (i + offset) ≤ right, None for no limit."""
+        left, right = self.window if self.window is not None else (None, None)
+        if self.is_causal:
+            right = 0 if right is None else min(right, 0)
+        return left, right
+
 
 class Inputs(NamedTuple):
     """The tensors of a problem.
@@ -158,21 +166,16 @@ def mask_part(tensor: Tensor, tile: Tile) -> Tensor:
 def keys_in_reach(rules: Rules, query_start: int, query_end: int, keys: int) -> tuple[int, int]:
     """The half-open range of keys that position alone lets any of these queries see."""
     first, last = 0, keys - 1
-    if rules.is_causal:
-        last = min(last, query_end - 1 + rules.offset)
-    if rules.window is not None:
-        left, right = rules.window
-        if left is not None:
-            first = max(first, query_start + rules.offset - left)
-        if right is not None:
-            last = min(last, query_end - 1 + rules.offset + right)
+    left, right = rules.sides
+    if left is not None:
+        first = max(first, query_start + rules.offset - left)
+    if right is not None:
+        last = min(last, query_end - 1 + rules.offset + right)
     return first, max(first, last + 1)
 
 
 def _by_position(rules: Rules, tile: Tile, device: torch.device) -> Tensor | None:
-    left, right = rules.window if rules.window is not None else (None, None)
-    if rules.is_causal:
-        right = 0 if right is None else min(right, 0)
+    left, right = rules.sides
     # Distance from the query's own place; the corners of the tile hold the extremes.
     lowest = tile.key_start - (tile.query_end - 1 + rules.offset)
     highest = tile.key_end - 1 - (tile.query_start + rules.offset)

@@ -28,7 +28,7 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
     """
     heads, kv_heads, dtype = inputs.query.shape[1], inputs.key.shape[1], inputs.compute_dtype
     growing = _Accumulators(inputs, needs)
-    rows = _RowTerms(inputs, result, upstream)
+    rows = _RowTerms(inputs, rules, result, upstream)
     for start, end in query_blocks(inputs):
         query = fold_groups(inputs.query[:, :, start:end].to(dtype), kv_heads)
         d_output = None
@@ -68,7 +68,7 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
             growing.query[:, :, start:end] = unfold_groups(d_query, heads)
     if inputs.sinks is not None:
         growing.add_sink(rows.sink_gradient(inputs.sinks))
-    growing.finish_scale(rows, rules)
+    growing.finish_scale(rows)
     return growing.rounded(inputs)
 
 
@@ -81,14 +81,16 @@ def _transposed_sum(weights: Tensor, values: Tensor, visible: Tensor | None) -> 
 class _RowTerms:
     """What the backward pass needs of each row, [batch, heads, queries]."""
 
-    def __init__(self, inputs: Inputs, result: Forward, upstream: Upstream) -> None:
+    def __init__(self, inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream) -> None:
         dtype = inputs.compute_dtype
         self.shift, self.total, product_max = result.saved[:3]
         # ln p + H = (z − max) + this: the two large parts of ln p never meet.
         self.surprise = result.entropy - torch.log(self.total)
         self.empty = result.lse == -math.inf
-        # Any finite number near the products serves; it only keeps their differences small.
-        self.product_pivot = torch.where(torch.isfinite(product_max), product_max, 0.0)
+        # Any finite number near the products serves; it only keeps their differences small. Under a cap Σ dz is known only by
+        # summing it, and a pivot would bring in its rounding.
+        usable = torch.isfinite(product_max) if rules.softcap is None else torch.zeros_like(self.empty)
+        self.product_pivot = torch.where(usable, product_max, 0.0)
         self.d_lse = torch.zeros_like(self.shift) if upstream.lse is None else upstream.lse.to(dtype)
         self.d_entropy = None if upstream.entropy is None else upstream.entropy.to(dtype)
         self.constant = self.d_lse
@@ -126,15 +128,13 @@ class _Accumulators:
         self.needs = needs
         rows = inputs.shape[:3] if needs.scale else (0,)
         self.from_pivot = inputs.query.new_zeros(rows, dtype=dtype)
-        self.logit_sum = torch.zeros_like(self.from_pivot)
         self.d_sink: Tensor | None = None
 
     def add_scale(self, d_logits: Tensor, of_tile: TileLogits, pivot: Tensor, tile: Tile) -> None:
-        """Σ dz·(u − pivot) and Σ dz over the tile, with dz taken before the cap."""
+        """Σ dz·(u − pivot) over the tile, with dz taken before the cap."""
         rows = slice(tile.query_start, tile.query_end)
         from_pivot = of_tile.hide(of_tile.products - pivot.unsqueeze(-1), 0.0)
         self.from_pivot[..., rows] += (d_logits * from_pivot).sum(-1)
-        self.logit_sum[..., rows] += d_logits.sum(-1)
 
     def add_sink(self, d_sink: Tensor) -> None:
         """The gradients of the sink's logit, [batch, heads, queries]."""
@@ -142,19 +142,16 @@ class _Accumulators:
         if self.needs.sinks:
             self.sinks.copy_(d_sink.sum((0, 2), dtype=torch.float64))
 
-    def finish_scale(self, rows: _RowTerms, rules: Rules) -> None:
+    def finish_scale(self, rows: _RowTerms) -> None:
         """ds = Σ dz·(u − pivot) + pivot·Σ dz.
 
-        Without a cap Σ dz over keys and sink is the gradient of lse, exactly; the summed one would bring back the rounding
-        that the pivot took out.
+        Σ dz over keys and sink is the gradient of lse, exactly (the pivot is 0 where a cap comes between); a summed one would
+        bring back the rounding that the pivot took out.
         """
         if not self.needs.scale:
             return
-        total = self.logit_sum
-        if rules.softcap is None:
-            exact = rows.d_lse if self.d_sink is None else rows.d_lse - self.d_sink
-            total = torch.where(rows.empty, 0.0, exact)
-        of_rows = self.from_pivot.double() + rows.product_pivot.double() * total
+        exact = rows.d_lse if self.d_sink is None else rows.d_lse - self.d_sink
+        of_rows = self.from_pivot.double() + rows.product_pivot.double() * torch.where(rows.empty, 0.0, exact)
         self.scale.copy_(of_rows.sum_to_size(self.scale.shape))
 
     def rounded(self, inputs: Inputs) -> Gradients:

@@ -255,7 +255,9 @@ void finish_block(const Problem& p, const Block<Real>& block, const Running<Real
   for (int64_t r = 0; r < block.rows; ++r) {
     const int v = r / kLanes<Real>, lane = r % kLanes<Real>;
     const int64_t row = (block.batch * p.heads + block.head) * p.queries + block.first + r;
-    const auto put = [row](int64_t address, double x) { reinterpret_cast<Real*>(address)[row] = static_cast<Real>(x); };
+    const auto put = [row](int64_t address, double x) {
+      if (address != 0) reinterpret_cast<Real*>(address)[row] = static_cast<Real>(x);
+    };
     const double keys_total = running.total[v][lane];
     // A logit that is NaN spoils the sums but may be lost among the maxima: the row then is as one whose largest logit is NaN.
     const bool spoilt = keys_total != keys_total && running.pivot[v][lane] != Real(kInfinity);

@@ -26,10 +26,10 @@ struct Problem {
   int64_t offset, left, right;  // key j is visible to query i where −left <= j − (i + offset) <= right
   int64_t seed, threads, statistics;
 
-  // Forward: what is written.
+  // Forward: what is written; 0 where one is not wanted, but for rest where there are statistics.
   int64_t output;                       // [batch, heads, queries, value_width], input type
   int64_t lse, entropy, rest;           // rest: [10, batch, heads, queries], order as RowStats.rest
-  int64_t unrounded;                    // the output in the compute type, for the backward pass of 16-bit inputs; 0: not wanted
+  int64_t unrounded;                    // the output in the compute type, for the backward pass of 16-bit inputs
   int64_t pivot, peak, surprise, sink;  // kept for the backward pass: see RowTerms in backward.h
 
   // Backward: what flows in, and what is written.

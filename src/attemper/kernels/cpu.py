@@ -72,7 +72,7 @@ def _choose() -> None:
 _choose()
 
 
-class _Kept(NamedTuple):
+class _Figures(NamedTuple):
     """Row figures of the forward pass that the backward pass wants; see RowTerms in csrc/backward.h."""
 
     pivot: Tensor
@@ -80,6 +80,9 @@ class _Kept(NamedTuple):
     surprise: Tensor
     sink: Tensor
     product_pivot: Tensor
+
+
+FIGURES = len(_Figures._fields)
 
 
 def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:
@@ -93,23 +96,25 @@ def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: b
     output = None
     if inputs.value is not None:
         output = torch.empty(batch, heads, queries, inputs.value.shape[-1], dtype=inputs.query.dtype, device="cpu")
-    lse, entropy, kept = rows(), rows(), _Kept(*(rows() for _ in _Kept._fields))
+    lse, entropy = rows(), rows()
     rest = rows(10) if statistics else None
+    figures = rows(FIGURES) if differentiable else None
     # The backward pass wants the output unrounded: D = Σ o·do would inherit its rounding.
     unrounded = None
     if differentiable and output is not None and output.dtype != dtype:
         unrounded = torch.empty_like(output, dtype=dtype)
     if lse.numel():
         outputs = (_address(output), lse.data_ptr(), entropy.data_ptr(), _address(rest), _address(unrounded))
-        figures = tuple(each.data_ptr() for each in kept[:4])
-        _run("forward", inputs, rules, statistics, (*outputs, *figures), (0, 0, kept.product_pivot.data_ptr()))
-    return Forward(output, lse, entropy, rest, () if not differentiable else kept if unrounded is None else (*kept, unrounded))
+        *kept, product_pivot = (0,) * FIGURES if figures is None else (each.data_ptr() for each in figures)
+        _run("forward", inputs, rules, statistics, (*outputs, *kept), (0, 0, product_pivot))
+    return Forward(output, lse, entropy, rest, figures, unrounded)
 
 
 def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> Gradients:
     """The gradients that `needs` asks for."""
-    kept, dtype = _Kept(*result.saved[:5]), inputs.compute_dtype
-    output = result.saved[5] if len(result.saved) == 6 else result.output
+    assert result.figures is not None
+    kept, dtype = _Figures(*result.figures), inputs.compute_dtype
+    output = result.output if result.unrounded is None else result.unrounded
     batch, heads, queries, keys = inputs.shape
     kv_heads, width = inputs.key.shape[1], inputs.query.shape[-1]
     constant = torch.zeros_like(result.lse) if upstream.lse is None else upstream.lse.to(dtype)
@@ -171,7 +176,7 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
     )
 
 
-def _sink_gradient(inputs: Inputs, kept: _Kept, row_entropy: Tensor, constant: Tensor, entropy: Tensor | None) -> Tensor | None:
+def _sink_gradient(inputs: Inputs, kept: _Figures, row_entropy: Tensor, constant: Tensor, entropy: Tensor | None) -> Tensor | None:
     """The gradient with respect to the sink's logit, [batch, heads, queries]: a weight without a value, so dp is 0."""
     if inputs.sinks is None:
         return None

@@ -20,7 +20,7 @@ class Attention(torch.autograd.Function):
         inputs = Inputs(*tensors)  # pyrefly: ignore[bad-argument-type]
         result = kernel.forward(inputs, rules, statistics=statistics, differentiable=any(ctx.needs_input_grad))
         ctx.kernel, ctx.rules = kernel, rules
-        ctx.save_for_backward(*inputs, result.output, result.lse, result.entropy, *result.saved)
+        ctx.save_for_backward(*inputs, result.output, result.lse, result.entropy, result.figures, result.unrounded)
         ctx.set_materialize_grads(False)
         if result.rest is not None:
             ctx.mark_non_differentiable(result.rest)
@@ -30,11 +30,11 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of the tensors, None for the first three arguments."""
         saved = ctx.saved_tensors
-        inputs, (output, lse, entropy), kept = Inputs(*saved[:6]), saved[6:9], saved[9:]
+        inputs, (output, lse, entropy, figures, unrounded) = Inputs(*saved[:6]), saved[6:]
         needs = Needs(*ctx.needs_input_grad[3:])
         gradients: tuple[Tensor | None, ...] = (None,) * len(needs)
         if any(needs) and any(gradient is not None for gradient in upstream[:3]):
-            result = Forward(output, lse, entropy, None, kept)
+            result = Forward(output, lse, entropy, None, figures, unrounded)
             with torch.no_grad(), without_autocast(inputs.query.device):
                 gradients = ctx.kernel.backward(inputs, ctx.rules, result, Upstream(*upstream[:3]), needs)
         if torch.is_grad_enabled():

@@ -9,6 +9,6 @@ What it must hold:
 """
 
 from attemper.kernels.blocked.backward import backward
-from attemper.kernels.blocked.forward import forward
+from attemper.kernels.blocked.forward import FIGURES, forward
 
-__all__ = ["backward", "forward"]
+__all__ = ["FIGURES", "backward", "forward"]

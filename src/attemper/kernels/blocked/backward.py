@@ -83,7 +83,8 @@ class _RowTerms:
 
     def __init__(self, inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream) -> None:
         dtype = inputs.compute_dtype
-        self.shift, self.total, product_max = result.saved[:3]
+        assert result.figures is not None
+        self.shift, self.total, product_max = result.figures
         # ln p + H = (z − max) + this: the two large parts of ln p never meet.
         self.surprise = result.entropy - torch.log(self.total)
         self.empty = result.lse == -math.inf
@@ -94,9 +95,10 @@ class _RowTerms:
         self.d_lse = torch.zeros_like(self.shift) if upstream.lse is None else upstream.lse.to(dtype)
         self.d_entropy = None if upstream.entropy is None else upstream.entropy.to(dtype)
         self.constant = self.d_lse
-        if upstream.output is not None and len(result.saved) == 4:
+        output = result.output if result.unrounded is None else result.unrounded
+        if upstream.output is not None and output is not None:
             # In float64: where the weights are sharp, dp − D is a small difference of two sums.
-            inner = (result.saved[3].double() * upstream.output.double()).sum(-1)
+            inner = (output.double() * upstream.output.double()).sum(-1)
             self.constant = (self.d_lse - inner).to(dtype)
 
     def logit_gradient(self, weights: Tensor, shifted: Tensor, d_weights: Tensor | float, start: int, end: int) -> Tensor:

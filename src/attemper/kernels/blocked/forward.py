@@ -9,6 +9,8 @@ from attemper.kernels.blocked.tiles import TileLogits, keep_of, keys_of, query_b
 from attemper.kernels.spec import Forward, Inputs, Rules, Tile, fold_groups, nonfinite, unfold_groups, weighted_sum
 from attemper.stats import moments
 
+FIGURES = 3  # kept for the backward pass: shift, total, product_max
+
 
 def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:
     """softmax(z) v and the record of z, one block of queries after another."""
@@ -17,7 +19,8 @@ def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: b
     output = None
     if inputs.value is not None:
         output = torch.empty(batch, heads, queries, inputs.value.shape[-1], dtype=dtype, device=device)
-    figures = torch.empty(5, batch, heads, queries, dtype=dtype, device=device)
+    lse, entropy = (torch.empty(batch, heads, queries, dtype=dtype, device=device) for _ in range(2))
+    figures = torch.empty(FIGURES, batch, heads, queries, dtype=dtype, device=device) if differentiable else None
     rest = torch.empty(10, batch, heads, queries, dtype=dtype, device=device) if statistics else None
     for start, end in query_blocks(inputs):
         softmax, moments = _OnlineSoftmax(inputs, end - start), _Moments(inputs, end - start)
@@ -30,18 +33,17 @@ def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: b
         if inputs.sinks is not None:
             softmax.add_sink(inputs.sinks)
         softmax.finish()
-        figures[..., start:end] = torch.stack(softmax.figures())
+        lse[..., start:end], entropy[..., start:end] = softmax.lse, softmax.entropy
+        if figures is not None:
+            figures[..., start:end] = torch.stack((softmax.shift, softmax.total, softmax.product_max))
         if output is not None and softmax.output is not None:
             output[:, :, start:end] = softmax.output
         if rest is not None:
             rest[..., start:end] = torch.stack(moments.fields(softmax))
-    lse, entropy, shift, total, product_max = figures
     rounded = None if output is None else output.to(inputs.query.dtype)
-    if not differentiable:
-        return Forward(rounded, lse, entropy, rest, ())
     # The backward pass wants the output unrounded: D = Σ o·do would inherit its rounding.
-    saved = (shift, total, product_max) if output is None else (shift, total, product_max, output)
-    return Forward(rounded, lse, entropy, rest, saved)
+    unrounded = None if rounded is output or not differentiable else output
+    return Forward(rounded, lse, entropy, rest, figures, unrounded)
 
 
 class _OnlineSoftmax:
@@ -103,10 +105,6 @@ class _OnlineSoftmax:
         if self.output is not None:
             self.output = self.output / safe.unsqueeze(-1)
         self.total = safe
-
-    def figures(self) -> tuple[Tensor, ...]:
-        """(lse, entropy, shift, total, product_max): what is returned, and what the backward pass wants."""
-        return self.lse, self.entropy, self.shift, self.total, self.product_max
 
     def _raise_top(self, candidate: Tensor) -> Tensor:
         """Refer all sums to the larger maximum; the shift to subtract from new logits (0 for rows that saw nothing)."""

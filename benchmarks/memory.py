@@ -4,14 +4,18 @@
 
 Each figure comes from a process of its own (the peak never comes down again). The bars: from N = 8192 to 16384 the blocked
 kernel's peak grows no more than in proportion to N, and stays under a tenth of one materialised matrix of logits. Exit 1 if one
-is missed.
+is missed. The compiled kernel's bars are held by `benchmarks.attention_cpu`.
 """
 
+import re
 import resource
 import subprocess
 import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 import attemper
 
@@ -21,6 +25,31 @@ EAGER_UP_TO = 4096  # beyond it the materialised form needs more than most machi
 MIB = 2**20
 
 
+class Job(NamedTuple):
+    """One measurement."""
+
+    impl: str
+    heads: int
+    length: int
+    width: int
+    dtype: str = "float32"
+    causal: int = 1
+    backward: int = 1
+    threads: int = 1
+
+
+class Growth(NamedTuple):
+    """How far the peak rose above the inputs, MiB: in the forward pass, in both passes, and what of it was not returned.
+
+    both, scratch_of_both: what the forward pass keeps for the backward pass, and whatever else outlives it, is in them.
+    """
+
+    forward: float
+    both: float
+    scratch: float
+    scratch_of_both: float
+
+
 def main() -> int:
     """Print the table; 1 if a bar is missed."""
     threads = torch.get_num_threads()
@@ -28,9 +57,10 @@ def main() -> int:
     print(f"{'N':>6}  {'blocked fwd':>11}  {'blocked fwd+bwd':>15}  {'materialised fwd+bwd':>20}  {'one N x N matrix':>16}")
     both = {}
     for length in LENGTHS:
-        forward = measured("blocked", length, backward=False)
-        both[length] = measured("blocked", length, backward=True)
-        eager = f"{measured('reference', length, backward=True):.0f}" if length <= EAGER_UP_TO else "-"
+        blocked = Job("blocked", HEADS, length, WIDTH, threads=threads)
+        forward = measured(blocked._replace(backward=0)).forward
+        both[length] = measured(blocked).both
+        eager = f"{measured(blocked._replace(impl='reference')).both:.0f}" if length <= EAGER_UP_TO else "-"
         matrix = HEADS * length * length * 4 / MIB
         print(f"{length:>6}  {forward:>11.0f}  {both[length]:>15.0f}  {eager:>20}  {matrix:>16.0f}")
     growth, matrix = both[16384] / both[8192], HEADS * 16384 * 16384 * 4 / MIB
@@ -38,42 +68,65 @@ def main() -> int:
     return 0 if growth <= 2.0 and both[16384] < matrix / 10 else 1
 
 
-def measured(impl: str, length: int, *, backward: bool) -> float:
-    """Peak MiB beyond the inputs, in a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.memory", impl, str(length), str(int(backward))]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def measured(job: Job) -> Growth:
+    """The figures of one job, from a fresh process."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.memory", *map(str, job)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{job} exited {done.returncode}:\n{done.stderr}")
+    return Growth(*map(float, done.stdout.split()))
 
 
-def measure(impl: str, length: int, backward: bool) -> None:
-    """Run once and print the growth of the peak, after a small call has loaded all that loads lazily."""
+def measure(job: Job) -> Growth:
+    """Run once, after a small call of another kernel has loaded all that loads lazily.
+
+    Of another, so that what the measured one allocates once and keeps is counted.
+    """
+    torch.set_num_threads(job.threads)
     torch.manual_seed(0)
-    attend(impl, *inputs(64), backward)
-    query, key, value = inputs(length)
+    torch.randn(2**20).exp().sum()  # starts the threads
+    small, _ = attemper.attention(*inputs(job._replace(length=64)), return_stats=True, impl="blocked")
+    small.sum().backward()
+    query, key, value = inputs(job)
     before = peak()
-    attend(impl, query, key, value, backward)
-    print(peak() - before)
+    output, rows = attemper.attention(query, key, value, is_causal=bool(job.causal), return_stats=True, impl=job.impl)
+    returned = [output, rows.lse, rows.entropy, rows.rest]
+    forward = peak() - before
+    scratch = forward - size(returned)
+    if not job.backward:
+        return Growth(forward, forward, scratch, scratch)
+    upstream = torch.ones_like(output)
+    gradients = torch.autograd.grad(output, (query, key, value), upstream)
+    both = peak() - before
+    return Growth(forward, both, scratch, both - size([*returned, upstream, *gradients]))
 
 
-def inputs(length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Leaves of one length."""
-    query, key, value = (torch.randn(1, HEADS, length, WIDTH).requires_grad_() for _ in range(3))
+def inputs(job: Job) -> tuple[Tensor, Tensor, Tensor]:
+    """Leaves of one length, made in place: a conversion would leave a peak behind."""
+    dtype = getattr(torch, job.dtype)
+    query, key, value = (torch.randn(1, job.heads, job.length, job.width, dtype=dtype).requires_grad_() for _ in range(3))
     return query, key, value
 
 
-def attend(impl: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, backward: bool) -> None:
-    """Attention with statistics, and its gradients where asked for."""
-    output, _ = attemper.attention(query, key, value, is_causal=True, return_stats=True, impl=impl)
-    if backward:
-        output.sum().backward()
+def size(tensors: list[Tensor]) -> float:
+    """Bytes of all, in MiB."""
+    return sum(tensor.nbytes for tensor in tensors) / MIB
 
 
 def peak() -> float:
-    """Largest resident size of this process so far, MiB."""
+    """Largest resident size of this process so far, MiB.
+
+    Where Linux tells it, not by getrusage: there a process starts with the peak of the one that started it.
+    """
+    status = Path("/proc/self/status")
+    if status.exists() and (found := re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(), re.MULTILINE)):
+        return int(found[1]) * 1024 / MIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / MIB
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        measure(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "1")
+        impl, heads, length, width, dtype, causal, backward, threads = sys.argv[1:]
+        print(*measure(Job(impl, int(heads), int(length), int(width), dtype, int(causal), int(backward), int(threads))))
     else:
         sys.exit(main())

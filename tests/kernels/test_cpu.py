@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from attemper import attention
 from attemper.errors import UnsupportedError
@@ -116,9 +117,10 @@ def test_auto_is_this_kernel_where_it_takes_the_tensors() -> None:
 
 
 def test_what_it_does_not_take_is_named() -> None:
-    meta = torch.empty(1, 2, 3, 5, device="meta")
-    with pytest.raises(UnsupportedError, match="impl: 'cpu' does not take a tensor on meta; 'blocked' does"):
-        attention(meta, meta, meta, impl="cpu")
+    with FakeTensorMode():
+        elsewhere = torch.empty(1, 2, 3, 5, device="cuda")
+    with pytest.raises(UnsupportedError, match="impl: 'cpu' does not take a tensor on cuda:0; 'blocked' does"):
+        attention(elsewhere, elsewhere, elsewhere, impl="cpu")
 
     class Wrapped(Tensor):
         pass

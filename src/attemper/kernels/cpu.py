@@ -176,7 +176,9 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
     )
 
 
-def _sink_gradient(inputs: Inputs, kept: _Figures, row_entropy: Tensor, constant: Tensor, entropy: Tensor | None) -> Tensor | None:
+def _sink_gradient(
+    inputs: Inputs, kept: _Figures, row_entropy: Tensor, constant: Tensor, entropy: Tensor | None
+) -> Tensor | None:
     """The gradient with respect to the sink's logit, [batch, heads, queries]: a weight without a value, so dp is 0."""
     if inputs.sinks is None:
         return None

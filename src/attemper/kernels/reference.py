@@ -11,7 +11,7 @@ from attemper.kernels.dropout import keep_factor
 from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Tile, Upstream, logits_of, masking, nonfinite
 from attemper.stats import RowStats, record_and_weights
 
-FIGURES = 0  # the backward pass keeps nothing: it goes forward again
+FIGURES: int = 0  # the backward pass keeps nothing: it goes forward again
 
 
 def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:

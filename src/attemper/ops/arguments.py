@@ -149,7 +149,7 @@ def _scale(scale: float | Tensor | None, query: Tensor, shape: tuple[int, ...], 
         return _normal_form("scale", scale.to(dtype), shape, trailing=2, meaning="[..., heads, queries]")
     if not _is_number(scale) or not abs(scale) <= torch.finfo(dtype).max:
         raise ArgumentError("scale", repr(scale), f"a finite number, a tensor, or None for 1/sqrt(width of query); in {dtype}")
-    return torch.full((1, 1, 1), float(scale), dtype=dtype, device=query.device)
+    return query.new_full((1, 1, 1), float(scale), dtype=dtype)
 
 
 def _normal_form(name: str, tensor: Tensor, shape: tuple[int, ...], *, trailing: int, meaning: str) -> Tensor:

@@ -1,7 +1,6 @@
 """The public functions: `attention`, and `row_stats` for its statistics alone."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal, overload
 
 import torch
@@ -9,8 +8,9 @@ from torch import Tensor
 
 from attemper.errors import ArgumentError
 from attemper.ops.arguments import Problem, Window, check
-from attemper.ops.differentiation import Attention, without_autocast
-from attemper.ops.implementations import choose
+from attemper.ops.autocast import autocast_dtype, cast
+from attemper.ops.dispatch import compiling
+from attemper.ops.running import run
 from attemper.stats import RowStats
 
 # Told of every call of `attention` once it is done: the problem, and the scale as it was given. Capture listens here.
@@ -109,23 +109,26 @@ def attention(
     """
     if not isinstance(value, Tensor):
         raise ArgumentError("value", type(value).__name__, "a torch.Tensor")
-    query, key, value = _autocast(query), _autocast(key), _autocast(value)
-    options: dict[str, Any] = {
-        "scale": scale,
-        "enable_gqa": enable_gqa,
-        "softcap": softcap,
-        "sinks": sinks,
-        "window": window,
-        "offset": offset,
-    }
-    problem = check(query, key, value, attn_mask, dropout_p, is_causal, **options)
-    output, rows = _run(problem, impl, statistics=return_stats)
+    problem = _check(
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        softcap=softcap,
+        sinks=sinks,
+        window=window,
+        offset=offset,
+    )
+    output, rows = run(problem, impl, statistics=return_stats)
     assert output is not None
-    for tell in LISTENERS:
-        tell(problem, scale)
-    if not return_stats:
-        return output
-    return output, rows
+    if not compiling():
+        for tell in LISTENERS:
+            tell(problem, scale)
+    return output if rows is None else (output, rows)
 
 
 def row_stats(
@@ -148,47 +151,30 @@ def row_stats(
     Returns:
         `RowStats` of shape [..., heads, queries].
     """
-    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "window": window, "offset": offset}
     with torch.no_grad():
-        query, key = _autocast(query), _autocast(key)
-        problem = check(query, key, None, attn_mask, 0.0, is_causal, enable_gqa=True, **options)
-        return _run(problem, impl, statistics=True)[1]
+        problem = _check(
+            query,
+            key,
+            None,
+            attn_mask,
+            0.0,
+            is_causal,
+            scale=scale,
+            enable_gqa=True,
+            softcap=softcap,
+            sinks=sinks,
+            window=window,
+            offset=offset,
+        )
+        rows = run(problem, impl, statistics=True)[1]
+    assert rows is not None
+    return rows
 
 
-def _run(problem: Problem, impl: str, *, statistics: bool) -> tuple[Tensor | None, RowStats]:
-    if not torch.compiler.is_compiling():
-        return _run_eagerly(problem, impl, statistics=statistics)
-    if not _BREAKS_THE_GRAPH:
-        _BREAKS_THE_GRAPH.append(torch.compiler.disable(_run_eagerly, reason="the kernels are not registered operators yet"))
-    return _BREAKS_THE_GRAPH[0](problem, impl, statistics=statistics)
-
-
-# `_run_eagerly` as the compiler must see it, made when it first does: as a decorator, torch.compiler.disable would load the
-# compiler, for seconds, at every import of attemper.
-_BREAKS_THE_GRAPH: list[Any] = []
-
-
-def _run_eagerly(problem: Problem, impl: str, *, statistics: bool) -> tuple[Tensor | None, RowStats]:
-    inputs, rules = problem.inputs, problem.rules
-    kernel = choose(impl, inputs)
-    if rules.dropout_p > 0.0:
-        # On the CPU whatever the default device is: the seed is a number of this process.
-        rules = replace(rules, seed=int(torch.randint(2**63 - 1, (), device="cpu")))
-    with without_autocast(inputs.query.device):
-        output, lse, entropy, rest = Attention.apply(kernel, rules, statistics, *inputs)
-    record = RowStats(
-        problem.restore(lse),
-        problem.restore(entropy),
-        lse.new_empty(0) if rest is None else problem.restore(rest, before=1),
-        sink=inputs.sinks is not None,
-    )
-    return None if output is None else problem.restore(output), record
-
-
-def _autocast(tensor: Tensor) -> Tensor:
-    """Under autocast, the tensor in autocast's dtype, as for torch's own attention."""
-    if not isinstance(tensor, Tensor) or not tensor.dtype.is_floating_point or tensor.dtype == torch.float64:
-        return tensor
-    device = tensor.device.type
-    active = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return tensor.to(torch.get_autocast_dtype(device)) if active else tensor
+def _check(query: Tensor, key: Tensor, value: Tensor | None, *positional: Any, **named: Any) -> Problem:
+    """`check`, in autocast's dtype where it is on."""
+    dtype = autocast_dtype(query.device) if isinstance(query, Tensor) and isinstance(key, Tensor) else None
+    if dtype is not None:
+        query, key = cast(query, dtype), cast(key, dtype)
+        value = None if value is None else cast(value, dtype)
+    return check(query, key, value, *positional, **named)

@@ -1,24 +1,26 @@
-"""How a kernel joins autograd: one `Function` around any of them, and a refusal of second derivatives."""
+"""How a kernel joins autograd in eager mode: one `Function` around any of them, past the dispatcher, and no second derivative."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attemper.errors import UnsupportedError
 from attemper.kernels.spec import Forward, Inputs, Needs, Rules, Upstream
-from attemper.ops.implementations import Kernel
+from attemper.ops.autocast import without_autocast
+from attemper.ops.dispatch import may_pass_by
+from attemper.ops.implementations import KERNELS
+from attemper.ops.operators import refuse_second_derivative
+from attemper.ops.transforms import TransformedBackward
 
 
 class Attention(torch.autograd.Function):
-    """(kernel, rules, statistics, *inputs) → (output, lse, entropy, rest); output, lse and entropy are differentiable."""
+    """(kernel's name, rules, statistics, *inputs) → (output, lse, entropy, rest); the first three are differentiable."""
 
     @staticmethod
-    def forward(ctx: Any, kernel: Kernel, rules: Rules, statistics: bool, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, kernel: str, rules: Rules, statistics: bool, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         """Run the kernel and keep what its backward pass wants."""
         inputs = Inputs(*tensors)  # pyrefly: ignore[bad-argument-type]
-        result = kernel.forward(inputs, rules, statistics=statistics, differentiable=any(ctx.needs_input_grad))
+        result = KERNELS[kernel].forward(inputs, rules, statistics=statistics, differentiable=True)
         ctx.kernel, ctx.rules = kernel, rules
         ctx.save_for_backward(*inputs, result.output, result.lse, result.entropy, result.figures, result.unrounded)
         ctx.set_materialize_grads(False)
@@ -30,22 +32,29 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of the tensors, None for the first three arguments."""
         saved = ctx.saved_tensors
-        inputs, (output, lse, entropy, figures, unrounded) = Inputs(*saved[:6]), saved[6:]
-        needs = Needs(*ctx.needs_input_grad[3:])
-        gradients: tuple[Tensor | None, ...] = (None,) * len(needs)
-        if any(needs) and any(gradient is not None for gradient in upstream[:3]):
-            result = Forward(output, lse, entropy, None, figures, unrounded)
-            with torch.no_grad(), without_autocast(inputs.query.device):
-                gradients = ctx.kernel.backward(inputs, ctx.rules, result, Upstream(*upstream[:3]), needs)
+        inputs, flowing, needs = Inputs(*saved[:6]), Upstream(*upstream[:3]), Needs(*ctx.needs_input_grad[3:])
+        if not any(needs) or all(gradient is None for gradient in flowing):
+            return (None,) * len(ctx.needs_input_grad)
+        if not may_pass_by(*flowing):
+            return None, None, None, *_transformed(ctx.kernel, ctx.rules, inputs, saved[6:], flowing, needs)
+        output, lse, entropy, figures, unrounded = saved[6:]
+        result = Forward(output, lse, entropy, None, figures, unrounded)
+        with torch.no_grad(), without_autocast(inputs.query.device):
+            gradients = KERNELS[ctx.kernel].backward(inputs, ctx.rules, result, flowing, needs)
         if torch.is_grad_enabled():
-            gradients = _Once.apply(len(gradients), *gradients, *inputs, *upstream[:3])
-        return (None, None, None, *gradients)
+            gradients = _Once.apply(len(gradients), *gradients, *inputs, *flowing)
+        return None, None, None, *gradients
 
 
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A region in which autocast leaves the products of a kernel in float32. Some devices have no autocast to turn off."""
-    available = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if available else nullcontext()
+def _transformed(
+    kernel: str, rules: Rules, inputs: Inputs, results: tuple[Tensor | None, ...], flowing: Upstream, needs: Needs
+) -> tuple[Tensor | None, ...]:
+    """The gradients where what flows in comes from a transform, as with `is_grads_batched`, or is recorded by somebody."""
+    seed = torch.tensor(rules.seed, device="cpu") if rules.dropout_p > 0.0 else None
+    kept = (inputs.query.new_empty(0) if result is None else result for result in results)
+    numbers = (*rules.sides, rules.offset, rules.softcap, rules.dropout_p)
+    gradients = TransformedBackward.apply(*inputs, seed, *kept, *flowing, kernel, *numbers, list(needs))
+    return tuple(gradient if need else None for gradient, need in zip(gradients, needs, strict=True))
 
 
 class _Once(torch.autograd.Function):
@@ -56,8 +65,5 @@ class _Once(torch.autograd.Function):
         return tuple(None if tensor is None else tensor.clone() for tensor in tensors[:kept])
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
-        raise UnsupportedError(
-            "attention: a second derivative was asked for, and this kernel has only the first; "
-            "write the attention out (softmax(scale * q @ k.mT) @ v) where you need it"
-        )
+    def backward(ctx: Any, *upstream: Tensor | None) -> None:
+        refuse_second_derivative()

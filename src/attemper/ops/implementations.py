@@ -9,7 +9,9 @@ from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Upst
 
 
 class Kernel(Protocol):
-    """What an implementation offers."""
+    """What an implementation offers; FIGURES is how many figures of a row it keeps for its backward pass, see `Forward`."""
+
+    FIGURES: int
 
     def forward(self, inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:
         """The output and the record; see `Forward`. What is not differentiable need not be saved for a backward pass."""
@@ -36,22 +38,38 @@ IMPLEMENTATIONS = (
     Implementation("triton", None, "Triton, for GPUs; not part of this version"),
 )
 
+KERNELS: dict[str, Kernel] = {each.name: each.kernel for each in IMPLEMENTATIONS if each.kernel is not None}
 
-def choose(impl: str, inputs: Inputs) -> Kernel:
-    """The kernel of that name; "auto" is the fastest that is here and takes these tensors.
+
+def choose(impl: str, inputs: Inputs, *, seen: bool) -> str:
+    """The name of a kernel that is here and takes these tensors: the one asked for, or for "auto" the fastest.
+
+    Args:
+        seen: whether the kernel will get these very tensors. Otherwise they stand for others, on the same device.
 
     Raises:
         ArgumentError: no such name. UnsupportedError: the kernel is not here, or does not take these tensors.
     """
     if impl == "auto":
-        return cpu if cpu.available() and not cpu.refusal(inputs) else blocked
-    known = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
-    if impl not in known:
-        raise ArgumentError("impl", repr(impl), f"one of 'auto', {', '.join(map(repr, known))}")
-    kernel = known[impl].kernel
-    if kernel is None:
-        here = ", ".join(repr(name) for name, found in known.items() if found.kernel is not None)
-        raise UnsupportedError(f"impl: {impl!r} is not available ({known[impl].description}); available here: {here}")
-    if kernel is cpu and (reason := cpu.refusal(inputs)):
+        return "cpu" if cpu.available() and not _refusal(inputs, seen) else "blocked"
+    if impl not in KERNELS:
+        _refuse(impl)
+    if impl == "cpu" and (reason := _refusal(inputs, seen)):
         raise UnsupportedError(f"impl: 'cpu' does not take {reason}; 'blocked' does")
-    return kernel
+    return impl
+
+
+def _refusal(inputs: Inputs, seen: bool) -> str:
+    """What the compiled kernel does not take of these tensors, "" if it takes them all."""
+    if seen:
+        return cpu.refusal(inputs)
+    device = inputs.query.device  # on which all of them are
+    return "" if device.type in ("cpu", "meta") else f"a tensor on {device}"
+
+
+def _refuse(impl: str) -> None:
+    described = {implementation.name: implementation.description for implementation in IMPLEMENTATIONS}
+    if impl not in described:
+        raise ArgumentError("impl", repr(impl), f"one of 'auto', {', '.join(map(repr, described))}")
+    here = ", ".join(map(repr, KERNELS))
+    raise UnsupportedError(f"impl: {impl!r} is not available ({described[impl]}); available here: {here}")

@@ -9,7 +9,7 @@ from attemper.kernels.blocked.tiles import TileLogits, keep_of, keys_of, query_b
 from attemper.kernels.spec import Forward, Inputs, Rules, Tile, fold_groups, nonfinite, unfold_groups, weighted_sum
 from attemper.stats import moments
 
-FIGURES = 3  # kept for the backward pass: shift, total, product_max
+FIGURES: int = 3  # kept for the backward pass: shift, total, product_max
 
 
 def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:

@@ -1,0 +1,39 @@
+"""Torch's dispatcher: who must see a call of a kernel, and when it may be passed by, since it costs more than a small attention.
+
+Some of this has no public name in torch; it is all here.
+"""
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+
+
+def compiling() -> bool:
+    """Whether a compiler traces this very call."""
+    return torch.compiler.is_compiling()
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func is at work: vmap, grad and those made of them."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def may_pass_by(*tensors: Tensor | None) -> bool:
+    """Whether the kernel may be called on these tensors directly: nobody traces, transforms or records, and they have memory.
+
+    Subclasses other than fake tensors may: a kernel in PyTorch operations then works on them by their own rules.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        return False
+    return not any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors if tensor is not None)
+
+
+def with_autograd() -> AbstractContextManager[object]:
+    """A region, within an operator, in which autograd works: there it is otherwise left out, silently.
+
+    Autograd's key alone is let in again. Those of autocast are kept out in the same set, and must stay there.
+    """
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    return torch._C._ForceDispatchKeyGuard(included, excluded - torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU))

@@ -1,0 +1,64 @@
+"""One run of a kernel on a checked problem: directly where that may be, else by an operator or under a transform."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attemper.kernels.spec import Inputs, Rules
+from attemper.ops import operators
+from attemper.ops.arguments import Problem
+from attemper.ops.autocast import without_autocast
+from attemper.ops.batching import nothing
+from attemper.ops.differentiation import Attention
+from attemper.ops.dispatch import may_pass_by, transformed
+from attemper.ops.implementations import KERNELS, choose
+from attemper.ops.transforms import TransformedAttention
+from attemper.stats import RowStats
+
+_Results = tuple[Tensor | None, Tensor, Tensor, Tensor | None]
+
+
+def run(problem: Problem, impl: str, *, statistics: bool) -> tuple[Tensor | None, RowStats | None]:
+    """The output, None without values, and the record, None where statistics are not wanted; in the caller's dimensions."""
+    inputs, rules = problem.inputs, problem.rules
+    directly = may_pass_by(*inputs)
+    kernel = choose(impl, inputs, seen=directly)
+    # On the CPU whatever the default device is: the seed is a number of this process.
+    seed = torch.randint(2**63 - 1, (), device="cpu") if rules.dropout_p > 0.0 else None
+    if directly:
+        output, lse, entropy, rest = _directly(kernel, inputs, rules, seed, statistics)
+    else:
+        output, lse, entropy, rest = _seen(kernel, inputs, rules, seed, statistics)
+    output = None if output is None else problem.restore(output)
+    if rest is None:
+        return output, None
+    sink = inputs.sinks is not None
+    return output, RowStats(problem.restore(lse), problem.restore(entropy), problem.restore(rest, before=1), sink=sink)
+
+
+def _directly(kernel: str, inputs: Inputs, rules: Rules, seed: Tensor | None, statistics: bool) -> _Results:
+    if seed is not None:
+        rules = replace(rules, seed=int(seed))
+    with without_autocast(inputs.query.device):
+        if torch.is_grad_enabled() and _requires_grad(inputs):
+            return Attention.apply(kernel, rules, statistics, *inputs)
+        return KERNELS[kernel].forward(inputs, rules, statistics=statistics, differentiable=False)[:4]
+
+
+def _seen(kernel: str, inputs: Inputs, rules: Rules, seed: Tensor | None, statistics: bool) -> _Results:
+    query, key, value, mask, scale, sinks = inputs
+    left, right = rules.sides
+    if value is None:
+        return None, *operators.row_stats(query, key, mask, scale, sinks, kernel, left, right, rules.offset, rules.softcap)
+    under_transform = transformed()
+    call = TransformedAttention.apply if under_transform else operators.forward
+    # Under a transform a tensor does not know whether somebody further out differentiates with respect to it.
+    differentiable = under_transform or (torch.is_grad_enabled() and _requires_grad(inputs))
+    numbers = (left, right, rules.offset, rules.softcap, rules.dropout_p)
+    output, lse, entropy, rest, *_ = call(*inputs, seed, kernel, *numbers, statistics, differentiable)
+    return output, lse, entropy, None if nothing(rest) else rest
+
+
+def _requires_grad(inputs: Inputs) -> bool:
+    return any(tensor is not None and tensor.requires_grad for tensor in inputs)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 from benchmarks.machine import Machine
 
 SOURCE = Path(__file__).with_name("peak.cpp")
-SECONDS = 0.1  # of one try; peak.cpp takes the median of five
+SECONDS = 0.1  # of one try; peak.cpp takes the best of five
 
 _X86_WIDTHS: dict[int, tuple[str, ...]] = {
     512: ("-mavx512f", "-mfma", "-mprefer-vector-width=512"),

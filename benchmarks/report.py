@@ -87,15 +87,17 @@ class Report:
         return "\n\n".join(parts) + f"\n\n### Bars\n\n{verdict}\n" + "".join(f"\n- {check}" for check in self.missed)
 
 
-def replace_between_markers(path: Path, name: str, text: str) -> None:
-    """Put text between the comments `<!-- name: begin … -->` and `<!-- name: end -->` of a document.
+def around_markers(path: Path, name: str) -> tuple[str, str]:
+    """A document up to and including the comment `<!-- name: begin … -->`, and from `<!-- name: end -->` on.
 
     Raises:
         SystemExit: the document does not have both comments, once.
     """
-    document = path.read_text("utf-8")
-    pattern = re.compile(rf"(<!-- {re.escape(name)}: begin[^>]*-->\n).*?(<!-- {re.escape(name)}: end -->)", re.DOTALL)
-    written, places = pattern.subn(lambda found: f"{found[1]}\n{text.strip()}\n\n{found[2]}", document)
-    if places != 1:
-        raise SystemExit(f"{path}: expected one pair of the comments '{name}: begin' and '{name}: end', found {places}")
-    path.write_text(written, "utf-8")
+    found = re.findall(
+        rf"\A(.*<!-- {re.escape(name)}: begin[^>]*-->\n).*(<!-- {re.escape(name)}: end -->.*)\Z",
+        path.read_text("utf-8"),
+        re.DOTALL,
+    )
+    if len(found) != 1:
+        raise SystemExit(f"{path}: expected the comments '{name}: begin' and '{name}: end', found {len(found)} pairs")
+    return found[0]

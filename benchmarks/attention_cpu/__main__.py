@@ -21,7 +21,7 @@ from benchmarks.attention_cpu.bars import SMOKE, Bars, bars_for, explain
 from benchmarks.attention_cpu.cases import DTYPES, PEER_SHAPES, QUICK_SHAPES, SHAPES, VARIANT_SHAPES, Shape
 from benchmarks.machine import Machine, here
 from benchmarks.pairs import Pace
-from benchmarks.report import Report, replace_between_markers
+from benchmarks.report import Report, around_markers
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 MARKER = "benchmarks.attention_cpu"
@@ -52,9 +52,12 @@ def main(arguments: list[str] | None = None, bars: Bars | None = None) -> int:
     machine = here()
     if bars is None:
         bars = SMOKE if options.quick else bars_for(machine)
+    if options.write is not None:
+        around_markers(options.write, MARKER)  # now, not when all is measured
     report = measure(options, machine, bars)
     if options.write is not None:
-        replace_between_markers(options.write, MARKER, document(report, machine, bars, options))
+        before, after = around_markers(options.write, MARKER)
+        options.write.write_text(f"{before}\n{document(report, machine, bars, options)}\n{after}", "utf-8")
     took = f"{time.perf_counter() - began:.0f} s"
     for check in report.missed:
         print(f"missed: {check}")
@@ -133,9 +136,13 @@ def measure_peaks(report: Report, machine: Machine, threads: tuple[int, ...], se
 
 def document(report: Report, machine: Machine, bars: Bars, options: argparse.Namespace) -> str:
     """What goes between the markers."""
-    command = f"python -m benchmarks.attention_cpu --threads {' '.join(map(str, options.threads))} --write"
-    today = datetime.now(UTC).date()
-    return f"`{command}`, {today}, on: {machine}.\n\n{explain(bars)}\n\n{report.markdown()}"
+    command = ["python -m benchmarks.attention_cpu --threads", *map(str, options.threads)]
+    for name in ("shapes", "dtypes", "sections"):
+        if chosen := getattr(options, name):
+            command += [f"--{name}", *chosen]
+    if options.quick:
+        command.append("--quick")
+    return f"`{' '.join(command)}`, {datetime.now(UTC).date()}, on: {machine}.\n\n{explain(bars)}\n\n{report.markdown()}"
 
 
 if __name__ == "__main__":

@@ -26,6 +26,6 @@ def measure(report: Report, bars: Bars, threads: tuple[int, ...], length: int, c
             found = measured(Job("cpu", heads, length, WIDTH, dtype, causal=0, threads=count))
             forward, backward = found.scratch, found.scratch_of_both
             table.add(str(count), str(heads), dtype, f"{forward:.1f}", f"{backward:.1f}", f"{backward / count:.1f}")
-            case = f"memory, {heads} heads, {dtype}, {on_threads(count)}, MiB"
+            case = f"memory, heads {heads}, {dtype}, {on_threads(count)}, MiB"
             report.at_most(f"{case}: forward", forward, bars.forward_mib)
             report.at_most(f"{case}: backward, a thread", backward / count, bars.backward_mib)

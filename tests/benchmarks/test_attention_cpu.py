@@ -13,8 +13,8 @@ from benchmarks.attention_cpu.bars import SMOKE, ZEN5, Bars, Speed, bars_for
 from benchmarks.attention_cpu.cases import SHAPES, Setting
 from benchmarks.machine import Machine
 from benchmarks.pairs import Pace, compare
-from benchmarks.report import Check, replace_between_markers
-from tests.running import run
+from benchmarks.report import Check, around_markers
+from tests.running import ROOT, run
 
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="the kernel is not built here (CI insists on it)")
 
@@ -46,6 +46,7 @@ def test_every_part_runs_and_is_written_between_the_markers(tmp_path: Path) -> N
     ):
         assert f"\n### {title}" in written
     assert "| 1, 2, 1, 131, 64 | float16 | full |" in written
+    assert "`python -m benchmarks.attention_cpu --threads 1 --quick`, 20" in written
 
 
 def test_a_missed_bar_is_listed_and_makes_the_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +73,7 @@ def test_a_missed_bar_is_listed_and_makes_the_exit_code_1(capsys: pytest.Capture
             "(1, 2, 257, 257, 64) float32 full, 1 thread: share of peak",
         ),
         ("variants", replace(SMOKE, kept=1e9), "(1, 2, 257, 257, 64) learned scale, 1 thread: share of speed, with backward"),
-        ("memory", replace(SMOKE, backward_mib=-1e9), "memory, 1 heads, float32, 1 thread, MiB: backward, a thread"),
+        ("memory", replace(SMOKE, backward_mib=-1e9), "memory, heads 1, float32, 1 thread, MiB: backward, a thread"),
         ("errors", replace(SMOKE, error=0.0), "(67, 67, 32) float32 causal: error, ours / SDPA"),
     ],
 )
@@ -142,12 +143,22 @@ def test_functions_take_turns() -> None:
     assert timed.seconds(1) > 0.0
 
 
-def test_a_document_without_markers_is_left_alone(tmp_path: Path) -> None:
+def test_a_document_without_markers_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     document = tmp_path / "bare.md"
-    document.write_text("no markers", "utf-8")
-    with pytest.raises(SystemExit, match=r"bare\.md: expected one pair .*, found 0"):
-        replace_between_markers(document, "benchmarks.attention_cpu", "new")
-    assert document.read_text("utf-8") == "no markers"
+    document.write_text(DOCUMENT.replace(": end", ""), "utf-8")
+    with pytest.raises(
+        SystemExit, match=r"bare\.md: expected the comments 'benchmarks\.attention_cpu: begin' and .*found 0 pairs"
+    ):
+        main(["--quick", "--write", str(document)])
+    assert capsys.readouterr().out == ""
+
+
+def test_the_document_has_markers() -> None:
+    before, after = around_markers(ROOT / "docs" / "performance.md", "benchmarks.attention_cpu")
+    assert before.startswith("# Performance\n")
+    assert after == "<!-- benchmarks.attention_cpu: end -->\n"
 
 
 def test_the_document_is_written_by_whole_runs_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,14 +9,23 @@
 namespace attemper {
 namespace {
 
+char* allocate(int64_t bytes) { return static_cast<char*>(aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)); }
+
 // Runs `work(unit, memory)` for every unit, each thread with scratch of its own. Units do not depend on one another, so which
 // thread takes which changes nothing. False where there is no memory.
 template <class Work>
 bool for_each_unit(int64_t units, int64_t threads, int64_t scratch, Work work) {
+  if (threads <= 1 || units <= 1) {  // entering OpenMP takes as long as a few rows
+    char* memory = allocate(scratch);
+    if (memory == nullptr) return false;
+    for (int64_t unit = 0; unit < units; ++unit) work(unit, memory);
+    free(memory);
+    return true;
+  }
   bool enough = true;
-#pragma omp parallel num_threads(threads < units ? threads : units) if (threads > 1 && units > 1)
+#pragma omp parallel num_threads(threads < units ? threads : units)
   {
-    char* memory = static_cast<char*>(aligned_alloc(4096, (scratch + 4095) / 4096 * 4096));
+    char* memory = allocate(scratch);
     if (memory == nullptr) {
 #pragma omp atomic write
       enough = false;

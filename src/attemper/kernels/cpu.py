@@ -4,6 +4,7 @@ This side allocates and checks nothing but whether the extension is here; the ar
 one packed record of addresses, sizes and strides (csrc/problem.h); no tensor library is linked.
 """
 
+import functools
 import math
 import os
 import struct
@@ -25,6 +26,8 @@ _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 
 _UNLIMITED = 2**63 - 1
 _NO_VIEW = (0, 0, 0, 0, 0)
 _RECORD = struct.Struct("=68q3d")
+# The same record in bytes, around the addresses of query, key, value and output.
+_AROUND_ADDRESSES = struct.Struct("=72sq32sq32sq168sq232s")
 
 # Where few heads would leave threads idle, the keys are dealt to this many units. It follows from the shape alone, so that
 # results do not depend on the number of threads.
@@ -108,6 +111,73 @@ def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: b
         *kept, product_pivot = (0,) * FIGURES if figures is None else (each.data_ptr() for each in figures)
         _run("forward", inputs, rules, statistics, (*outputs, *kept), (0, 0, product_pivot))
     return Forward(output, lse, entropy, rest, figures, unrounded)
+
+
+def plain(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor | None:
+    """softmax(q kᵀ/√d) v of three ordinary tensors of fitting shapes, of which none requires a gradient; None for any others.
+
+    The output is that of `forward`, bit for bit. With a few rows most of the time of a call passes in Python: here as little of
+    it runs as can tell that nothing more is wanted, and what follows from shapes is computed once for each.
+    """
+    for tensor in (query, key, value):
+        if type(tensor) is not Tensor or not tensor.is_cpu or tensor.requires_grad or tensor.is_neg():
+            return None
+    if not query.dtype is key.dtype is value.dtype:
+        return None
+    try:
+        strides = query.stride(), key.stride(), value.stride()
+    except RuntimeError:  # sparse and nested tensors have none
+        return None
+    plan = _plan(query.dtype, query.shape, key.shape, value.shape, strides, is_causal, torch.get_num_threads())
+    q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    if plan is None or not (q and k and v):  # a tensor of noughts may have no memory
+        return None
+    shape, head, query_strides, key_strides, value_strides, tail, _ = plan
+    output = query.new_empty(*shape)
+    _cpu.forward(_AROUND_ADDRESSES.pack(head, q, query_strides, k, key_strides, v, value_strides, output.data_ptr(), tail))
+    return output
+
+
+class _Plan(NamedTuple):
+    """What of a plain call follows from shapes and strides: the shape of the output, and the record around four addresses."""
+
+    shape: tuple[int, ...]
+    head: bytes
+    query_strides: bytes
+    key_strides: bytes
+    value_strides: bytes  # and what follows them up to the output
+    tail: bytes
+    scale: Tensor  # whose address is in the record
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(
+    dtype: torch.dtype,
+    query: tuple[int, ...],
+    key: tuple[int, ...],
+    value: tuple[int, ...],
+    strides: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
+    is_causal: bool,
+    threads: int,
+) -> _Plan | None:
+    if _cpu is None or dtype not in _CODES or not len(query) == len(key) == len(value) == 4 or 0 in (*query, *key, *value):
+        return None
+    batch, heads, queries, width = query
+    keys, value_width = value[2:]
+    if key != (batch, heads, keys, width) or value[:2] != (batch, heads):
+        return None
+    scale = torch.full((), 1.0 / math.sqrt(width), dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="cpu")
+    record = _RECORD.pack(
+        *(_CODES[dtype], 0, batch, heads, heads, queries, keys, width, value_width),
+        *(0, *strides[0], 0, *strides[1], 0, *strides[2], *_NO_VIEW),
+        *(scale.data_ptr(), 0, 0, 0, 0, 0),
+        *(0, _UNLIMITED, 0 if is_causal else _UNLIMITED, 0, threads, 0),
+        *(0,) * 9,
+        *(*_NO_VIEW, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1),
+        *(0.0, 0.0, 0.0),
+    )
+    head, _, of_query, _, of_key, _, of_value, _, tail = _AROUND_ADDRESSES.unpack(record)
+    return _Plan((batch, heads, queries, value_width), head, of_query, of_key, of_value, tail, scale)
 
 
 def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> Gradients:

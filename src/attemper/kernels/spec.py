@@ -7,15 +7,13 @@ What it must hold:
 """
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Rules:
+class Rules(NamedTuple):
     """The parts of a problem that are not tensors.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ _FARTHEST = 2**60
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """A checked call: tensors and rules for a kernel, and the caller's leading dimensions to give back."""
 
     inputs: Inputs
@@ -29,6 +28,8 @@ class Problem:
 
     def restore(self, tensor: Tensor, before: int = 0) -> Tensor:
         """[batch, ...] → [*leading, ...], with `before` dimensions left alone in front."""
+        if len(self.leading) == 1:
+            return tensor
         return tensor.reshape(*tensor.shape[:before], *self.leading, *tensor.shape[before + 1 :])
 
 
@@ -58,6 +59,8 @@ def check(
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
 
     def flat(tensor: Tensor) -> Tensor:
+        if tensor.ndim == 4 and tensor.shape[0] == batch:
+            return tensor
         return tensor.expand(*leading, *tensor.shape[-3:]).reshape(batch, *tensor.shape[-3:])
 
     inputs = Inputs(
@@ -85,34 +88,44 @@ def check(
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None, enable_gqa: bool) -> tuple[int, ...]:
-    named = [("query", query), ("key", key)] + ([] if value is None else [("value", value)])
-    for name, tensor in named:
-        if not isinstance(tensor, Tensor):
-            raise ArgumentError(name, type(tensor).__name__, "a torch.Tensor")
-        if tensor.layout != torch.strided or tensor.is_nested:
-            kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
-            raise ArgumentError(name, kind, "a dense tensor; pad it and pass attn_mask")
-        if tensor.dtype not in _DTYPES:
-            raise ArgumentError(name, str(tensor.dtype), "float32, float64, bfloat16 or float16")
-        if tensor.ndim < 3:
-            raise ArgumentError(name, f"shape {tuple(tensor.shape)}", "[..., heads, tokens, width], at least 3 dimensions")
-        if tensor.dtype != query.dtype:
-            raise ArgumentError(name, str(tensor.dtype), f"{query.dtype}, the dtype of query")
-        if tensor.device != query.device:
-            raise ArgumentError(name, f"a tensor on {tensor.device}", f"one on {query.device}, the device of query")
-        if tensor.ndim != query.ndim:
-            raise ArgumentError(name, f"shape {tuple(tensor.shape)}", f"{query.ndim} dimensions, as many as query has")
+    _check_tensor("query", query, query)
+    _check_tensor("key", key, query)
+    if value is not None:
+        _check_tensor("value", value, query)
     if key.shape[-1] != query.shape[-1]:
         raise ArgumentError("key", f"width {key.shape[-1]} (shape {tuple(key.shape)})", f"width {query.shape[-1]}, that of query")
     if value is not None and value.shape[-3:-1] != key.shape[-3:-1]:
         expected = f"[..., {key.shape[-3]}, {key.shape[-2]}, width]: as many heads and keys as key has"
         raise ArgumentError("value", f"shape {tuple(value.shape)}", expected)
     _check_heads(query.shape[-3], key.shape[-3], enable_gqa)
+    leading = [tensor.shape[:-3] for tensor in (query, key, value) if tensor is not None]
+    if all(own == leading[0] for own in leading):
+        return tuple(leading[0])
     try:
-        return tuple(torch.broadcast_shapes(*(tensor.shape[:-3] for _, tensor in named)))
+        return tuple(torch.broadcast_shapes(*leading))
     except RuntimeError:
-        given = " and ".join(f"{name} {tuple(tensor.shape[:-3])}" for name, tensor in named)
+        given = " and ".join(f"{name} {tuple(own)}" for name, own in zip(("query", "key", "value"), leading, strict=False))
         raise ArgumentError("query, key, value", f"leading dimensions {given}", "ones that broadcast together") from None
+
+
+def _check_tensor(name: str, tensor: Tensor, query: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ArgumentError(name, type(tensor).__name__, "a torch.Tensor")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+        raise ArgumentError(name, kind, "a dense tensor; pad it and pass attn_mask")
+    if tensor.dtype not in _DTYPES:
+        raise ArgumentError(name, str(tensor.dtype), "float32, float64, bfloat16 or float16")
+    if tensor.ndim < 3:
+        raise ArgumentError(name, f"shape {tuple(tensor.shape)}", "[..., heads, tokens, width], at least 3 dimensions")
+    if tensor is query:
+        return
+    if tensor.dtype != query.dtype:
+        raise ArgumentError(name, str(tensor.dtype), f"{query.dtype}, the dtype of query")
+    if tensor.device != query.device:
+        raise ArgumentError(name, f"a tensor on {tensor.device}", f"one on {query.device}, the device of query")
+    if tensor.ndim != query.ndim:
+        raise ArgumentError(name, f"shape {tuple(tensor.shape)}", f"{query.ndim} dimensions, as many as query has")
 
 
 def _check_heads(heads: int, kv_heads: int, enable_gqa: bool) -> None:

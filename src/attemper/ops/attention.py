@@ -10,7 +10,7 @@ from attemper.errors import ArgumentError
 from attemper.ops.arguments import Problem, Window, check
 from attemper.ops.autocast import autocast_dtype, cast
 from attemper.ops.dispatch import compiling
-from attemper.ops.running import run
+from attemper.ops.running import run, run_plainly
 from attemper.stats import RowStats
 
 # Told of every call of `attention` once it is done: the problem, and the scale as it was given. Capture listens here.
@@ -107,6 +107,11 @@ def attention(
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3.2.1; the record: docs/statistics.md.
     """
+    nothing_else = attn_mask is scale is softcap is sinks is window is None and dropout_p == 0.0 and offset == 0
+    if nothing_else and not return_stats and not LISTENERS:
+        output = run_plainly(query, key, value, is_causal, impl)
+        if output is not None:
+            return output
     if not isinstance(value, Tensor):
         raise ArgumentError("value", type(value).__name__, "a torch.Tensor")
     problem = _check(

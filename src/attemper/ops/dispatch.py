@@ -20,14 +20,19 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def nobody_looks() -> bool:
+    """Whether neither a compiler nor a transform nor a dispatch mode is at work."""
+    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
+
+
 def may_pass_by(*tensors: Tensor | None) -> bool:
-    """Whether the kernel may be called on these tensors directly: nobody traces, transforms or records, and they have memory.
+    """Whether the kernel may be called on these tensors directly: nobody looks, and they have memory.
 
     Subclasses other than fake tensors may: a kernel in PyTorch operations then works on them by their own rules.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
-        return False
-    return not any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors if tensor is not None)
+    return nobody_looks() and not any(
+        tensor is not None and (isinstance(tensor, FakeTensor) or tensor.is_meta) for tensor in tensors
+    )
 
 
 def with_autograd() -> AbstractContextManager[object]:

@@ -1,17 +1,16 @@
 """One run of a kernel on a checked problem: directly where that may be, else by an operator or under a transform."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
+from attemper.kernels import cpu
 from attemper.kernels.spec import Inputs, Rules
 from attemper.ops import operators
 from attemper.ops.arguments import Problem
 from attemper.ops.autocast import without_autocast
 from attemper.ops.batching import nothing
 from attemper.ops.differentiation import Attention
-from attemper.ops.dispatch import may_pass_by, transformed
+from attemper.ops.dispatch import may_pass_by, nobody_looks, transformed
 from attemper.ops.implementations import KERNELS, choose
 from attemper.ops.transforms import TransformedAttention
 from attemper.stats import RowStats
@@ -37,9 +36,19 @@ def run(problem: Problem, impl: str, *, statistics: bool) -> tuple[Tensor | None
     return output, RowStats(problem.restore(lse), problem.restore(entropy), problem.restore(rest, before=1), sink=sink)
 
 
+def run_plainly(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, impl: str) -> Tensor | None:
+    """The output of the plainest of calls, by the shortest of ways; None where that is not for these arguments.
+
+    The arguments are not checked yet: what does not fit is left to the long way, which says so.
+    """
+    if nobody_looks() and impl in ("auto", "cpu") and isinstance(is_causal, bool) and not torch.is_autocast_enabled("cpu"):
+        return cpu.plain(query, key, value, is_causal)
+    return None
+
+
 def _directly(kernel: str, inputs: Inputs, rules: Rules, seed: Tensor | None, statistics: bool) -> _Results:
     if seed is not None:
-        rules = replace(rules, seed=int(seed))
+        rules = rules._replace(seed=int(seed))
     with without_autocast(inputs.query.device):
         if torch.is_grad_enabled() and _requires_grad(inputs):
             return Attention.apply(kernel, rules, statistics, *inputs)

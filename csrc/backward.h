@@ -36,12 +36,6 @@ struct RowTerms {
   }
 };
 
-// Numbers per row of a buffer whose lanes run along the width.
-template <class Real>
-int64_t padded(int64_t width) {
-  return (width + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
-}
-
 // The scratch of a unit.
 template <class Real>
 struct Desk {
@@ -244,13 +238,13 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
       memset(from_pivot, 0, sizeof(from_pivot));
 
       int64_t begin, end;
-      keys_in_reach(p, block, begin, end);
+      keys_in_reach(p, first, block.rows, begin, end);
       for (int64_t j = begin; j < end; j += kTileKeys) {
         if (j / kTileKeys % p.splits != split) continue;
         const int64_t keys = least(kTileKeys, end - j);
-        Rows<Real> key = rows_of<Stored>(p.key, batch, kv_head, j, keys, p.width, desk.key_rows);
         Visibility<Real> seen;
-        find_visibility(p, block, j, keys, desk.bias, seen);
+        if (!find_visibility(p, block, j, keys, desk.bias, seen)) continue;
+        Rows<Real> key = rows_of<Stored>(p.key, batch, kv_head, j, keys, p.width, desk.key_rows);
         multiply_into<Real, kInnerContiguous>(key.data, key.stride, desk.query, kBlock<Real>, p.width, keys,
                                               block.vectors * kLanes<Real>, desk.products, kBlock<Real>, false);
         if (flows) {
@@ -331,12 +325,12 @@ void mask_gradient_unit(const Problem& p, int64_t mask_batch, int64_t mask_head,
         const RowTerms<Real> rows(p, block);
         pack_block<Stored>(p, block, desk);
         int64_t begin, end;
-        keys_in_reach(p, block, begin, end);
+        keys_in_reach(p, first, block.rows, begin, end);
         for (int64_t j = begin; j < end; j += kTileKeys) {
           const int64_t keys = least(kTileKeys, end - j);
-          const Rows<Real> key = rows_of<Stored>(p.key, batch, block.kv_head, j, keys, p.width, desk.key_rows);
           Visibility<Real> seen;
-          find_visibility(p, block, j, keys, desk.bias, seen);
+          if (!find_visibility(p, block, j, keys, desk.bias, seen)) continue;
+          const Rows<Real> key = rows_of<Stored>(p.key, batch, block.kv_head, j, keys, p.width, desk.key_rows);
           multiply_into<Real, kInnerContiguous>(key.data, key.stride, desk.query, kBlock<Real>, p.width, keys,
                                                 block.vectors * kLanes<Real>, desk.products, kBlock<Real>, false);
           if (p.output_gradient.address) {

@@ -70,6 +70,21 @@ void products_of_whole_tile(const Rows<Real>& key, const Real* query, int64_t wi
                                    });
 }
 
+// Products → capped logits in a tile in which everybody sees everything. The cap keeps their order, so that the extremes of the
+// products become those of the logits; but it may make equals of them, so that the largest may stand earlier.
+template <class Real>
+void cap_whole_tile(const Problem& p, const Block<Real>& block, int64_t keys, Real* x, TileFigures<Real>& found) {
+  const Real cap = static_cast<Real>(p.softcap);
+  for (int v = 0; v < block.vectors; ++v) {
+    const Vec<Real> scale = load(block.scale_by_cap + v * kLanes<Real>);
+    Real* column = x + v * kLanes<Real>;
+    for (int64_t j = 0; j < keys; ++j, column += kBlock<Real>) store(column, capped(load(column), scale, cap));
+    found.largest[v] = capped(found.largest[v], scale, cap);
+    found.smallest[v] = capped(found.smallest[v], scale, cap);
+    store(found.risen + v * kLanes<Real>, splat(Real(0)));
+  }
+}
+
 // Products → x with −∞ at hidden places, and the figures of those that are visible.
 template <class Real, bool statistics>
 void look_at_tile(const Problem& p, const Block<Real>& block, const Visibility<Real>& seen, int64_t keys, Real* x,
@@ -105,19 +120,32 @@ void look_at_tile(const Problem& p, const Block<Real>& block, const Visibility<R
 }
 
 // The lowest key at which a lane's largest x stands, where that is larger than all before. `span` keys from `risen` on hold it.
+// Where many lanes look, as they do in their first tile, all keys are compared with all lanes at once.
 template <class Real>
 void find_argmax(const Block<Real>& block, const TileFigures<Real>& found, const Real* x, int64_t key, int64_t keys, int64_t span,
                  Running<Real>& running) {
-  for (int v = 0; v < block.vectors; ++v)
+  for (int v = 0; v < block.vectors; ++v) {
+    const Vec<Real> largest = found.largest[v];
+    const Ints<Real> looks = ((running.argmax[v] < splat(Real(0))) & (found.count[v] > splat(Real(0)))) |
+                             (largest > running.pivot[v]);
+    int many = 0;
+    for (int lane = 0; lane < kLanes<Real>; ++lane) many += looks[lane] != 0;
+    if (many == 0) continue;
+    const Real* column = x + v * kLanes<Real>;
+    if (many * 4 > kLanes<Real>) {
+      Vec<Real> place = splat(static_cast<Real>(keys - 1));
+      for (int64_t j = keys - 1; j-- > 0;) place = load(column + j * kBlock<Real>) == largest ? splat(static_cast<Real>(j)) : place;
+      running.argmax[v] = looks ? place + splat(static_cast<Real>(key)) : running.argmax[v];
+      continue;
+    }
     for (int lane = 0; lane < kLanes<Real>; ++lane) {
-      const bool first = running.argmax[v][lane] < 0 && found.count[v][lane] > 0;
-      if (!first && !(found.largest[v][lane] > running.pivot[v][lane])) continue;
-      const int64_t column = v * kLanes<Real> + lane;
-      int64_t j = static_cast<int64_t>(found.risen[column]);
+      if (!looks[lane]) continue;
+      int64_t j = static_cast<int64_t>(found.risen[v * kLanes<Real> + lane]);
       const int64_t end = least<int64_t>(keys, j + span);
-      while (j + 1 < end && x[j * kBlock<Real> + column] != found.largest[v][lane]) ++j;
+      while (j + 1 < end && column[j * kBlock<Real> + lane] != largest[lane]) ++j;
       running.argmax[v][lane] = static_cast<Real>(key + j);
     }
+  }
 }
 
 // Moves the centre to the mean while a tile still weighs in it. What the rounded centre misses stays in the sum.
@@ -346,24 +374,25 @@ void forward_block(const Problem& p, int64_t batch, int64_t head, int64_t first,
   memset(output, 0, sizeof(Real) * p.value_width * kBlock<Real>);
 
   int64_t begin, end;
-  keys_in_reach(p, block, begin, end);
+  keys_in_reach(p, first, block.rows, begin, end);
   for (int64_t j = begin; j < end; j += kTileKeys) {
     const int64_t keys = least(kTileKeys, end - j);
-    const Rows<Real> key = rows_of<Stored>(p.key, batch, block.kv_head, j, keys, p.width, key_rows, block.vectors == 1);
     Visibility<Real> seen;
-    find_visibility(p, block, j, keys, bias, seen);
+    if (!find_visibility(p, block, j, keys, bias, seen)) continue;
+    const Rows<Real> key = rows_of<Stored>(p.key, batch, block.kv_head, j, keys, p.width, key_rows, block.vectors == 1);
     TileFigures<Real> found;
-    const bool plain = seen.whole && block.raw;
+    const bool ordered = seen.whole && block.monotone;
     products_of_whole_tile<Real, statistics>(key, query, p.width, keys, block.vectors, x, found);
-    if (plain) {
+    if (ordered) {
       for (int v = 0; v < block.vectors; ++v) {
         running.product_max[v] = larger(running.product_max[v], found.largest[v]);
         running.product_min[v] = smaller(running.product_min[v], found.smallest[v]);
       }
+      if (!block.raw) cap_whole_tile(p, block, keys, x, found);
     } else {
       look_at_tile<Real, statistics>(p, block, seen, keys, x, running, found);
     }
-    if (statistics) find_argmax(block, found, x, j, keys, plain ? 2 * kRows : 1, running);
+    if (statistics) find_argmax(block, found, x, j, keys, !ordered ? 1 : block.raw ? 2 * kRows : keys, running);
     if (seen.whole)
       exponentials_of_tile<Real, statistics, false>(block, keys, x, found, running, rescale);
     else

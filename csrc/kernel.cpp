@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "backward.h"
-#include "forward.h"
+#include "decode.h"
 
 namespace attemper {
 namespace {
@@ -38,9 +38,32 @@ bool for_each_unit(int64_t units, int64_t threads, int64_t scratch, Work work) {
   return enough;
 }
 
+template <class Stored, class Real, bool statistics>
+bool decode_of(const Problem& p) {
+  Deal deal(p);
+  const int64_t units = p.batch * p.kv_heads * deal.parts, shares = units * deal.rows;
+  char* memory = static_cast<char*>(malloc(shares * (sizeof(Share) + p.value_width * sizeof(Real))));
+  if (memory == nullptr) return false;
+  deal.shares = reinterpret_cast<Share*>(memory);
+  deal.outputs = memory + shares * sizeof(Share);
+  const auto of_unit = [&](int64_t unit, char* scratch) {
+    const int64_t head = unit / deal.parts;
+    decode_unit<Stored, Real, statistics>(p, deal, head / p.kv_heads, head % p.kv_heads, unit % deal.parts, scratch);
+  };
+  const auto of_head = [&](int64_t unit, char* scratch) {
+    finish_decode<Stored, Real, statistics>(p, deal, unit / p.heads, unit % p.heads, scratch);
+  };
+  const bool enough = for_each_unit(units, p.threads, decode_scratch<Real>(p), of_unit) &&
+                      for_each_unit(p.batch * p.heads, p.threads, decode_scratch<Real>(p), of_head);
+  free(memory);
+  return enough;
+}
+
 template <class Stored>
 bool forward_of(const Problem& p) {
   using Real = typename ComputeOf<Stored>::Type;
+  if (few_queries<Real>(p) && p.kv_heads > 0)
+    return p.statistics ? decode_of<Stored, Real, true>(p) : decode_of<Stored, Real, false>(p);
   const int64_t blocks = (p.queries + kBlock<Real> - 1) / kBlock<Real>;
   return for_each_unit(p.batch * p.heads * blocks, p.threads, forward_scratch<Real>(p), [&](int64_t unit, char* memory) {
     const int64_t head = unit / blocks % p.heads, batch = unit / blocks / p.heads;

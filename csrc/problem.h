@@ -23,7 +23,8 @@ struct Problem {
   View mask;                    // address 0: none
   View scale;                   // compute type, stride[3] unused
   int64_t sinks;                // [heads], compute type; 0: none
-  int64_t offset, left, right;  // key j is visible to query i where −left <= j − (i + offset) <= right
+  int64_t offset, row_step;     // query i stands at key i · row_step + offset
+  int64_t left, right;          // and sees key j where −left <= j − its place <= right
   int64_t seed, threads, statistics;
 
   // Forward: what is written; 0 where one is not wanted, but for rest where there are statistics.
@@ -44,6 +45,8 @@ struct Problem {
   double softcap;  // 0: none
   double dropout_p;
   double invisible_below;  // a float mask at or below this hides the pair
+
+  int64_t place_of(int64_t query) const { return query * row_step + offset; }
 };
 
 }  // namespace attemper

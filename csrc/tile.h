@@ -43,6 +43,12 @@ ATTEMPER_INLINE const Stored* at(const View& view, int64_t batch, int64_t head, 
   return reinterpret_cast<const Stored*>(view.address) + batch * view.stride[0] + head * view.stride[1] + row * view.stride[2];
 }
 
+// Numbers per row of a buffer whose lanes run along the width.
+template <class Real>
+int64_t padded(int64_t width) {
+  return (width + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
+}
+
 // Keys or values of a tile in the compute type, rows along memory.
 template <class Real>
 struct Rows {
@@ -77,9 +83,19 @@ template <class Real>
 struct Block {
   int64_t batch, head, kv_head, first, rows;
   int vectors;                           // that hold rows: one for a single query, all but in the last block of many
-  alignas(64) Real scale[kBlock<Real>];  // factor on the product, a lane each
-  bool raw;  // logits are scale · product with a scale above 0: the passes then work on products and scale within the exponent
+  alignas(64) Real scale[kBlock<Real>];         // factor on the product, a lane each
+  alignas(64) Real scale_by_cap[kBlock<Real>];  // the same over the softcap, where there is one
+  bool monotone;  // the larger the product, the larger the logit: no bias, and the scale is above 0
+  bool raw;       // and logits are scale · product: the passes then work on products and scale within the exponent
 };
+
+// Whether the logits of these queries are scale · product, with a scale above 0.
+template <class Real>
+bool logits_are_raw(const Problem& p, int64_t batch, int64_t head, int64_t first, int64_t rows) {
+  bool positive = true;
+  for (int64_t r = 0; r < rows; ++r) positive = positive && *at<Real>(p.scale, batch, head, first + r) > 0;
+  return positive && p.softcap == 0 && (p.mask.address == 0 || p.mask_dtype == kBool);
+}
 
 template <class Real>
 void begin_block(const Problem& p, int64_t batch, int64_t head, int64_t first, Block<Real>& block) {
@@ -89,12 +105,14 @@ void begin_block(const Problem& p, int64_t batch, int64_t head, int64_t first, B
   block.first = first;
   block.rows = least<int64_t>(kBlock<Real>, p.queries - first);
   block.vectors = static_cast<int>((block.rows + kLanes<Real> - 1) / kLanes<Real>);
-  block.raw = p.softcap == 0 && (p.mask.address == 0 || p.mask_dtype == kBool);
+  block.monotone = p.mask.address == 0 || p.mask_dtype == kBool;
   for (int64_t r = 0; r < kBlock<Real>; ++r) {
     const Real* scale = at<Real>(p.scale, batch, head, first + least(r, block.rows - 1));
     block.scale[r] = *scale;
-    if (!(*scale > 0)) block.raw = false;
+    block.scale_by_cap[r] = p.softcap == 0 ? Real(0) : static_cast<Real>(*scale / p.softcap);
+    if (!(*scale > 0)) block.monotone = false;
   }
+  block.raw = logits_are_raw<Real>(p, batch, head, first, block.rows);
 }
 
 // Rows of a tensor → [width][block]: lanes are rows. Lanes beyond the last row are noughts.
@@ -110,15 +128,14 @@ void pack_rows(const View& view, const Block<Real>& block, int64_t width, Real* 
   }
 }
 
-// The half-open range of keys that position lets any query of the block see; it begins on the grid of tiles, so that a tile is
-// the same for every block (dropout counts keys in fours, the backward pass deals tiles out).
-template <class Real>
-void keys_in_reach(const Problem& p, const Block<Real>& block, int64_t& begin, int64_t& end) {
+// The half-open range of keys that position lets any of these queries see; it begins on the grid of tiles, so that a tile is the
+// same for every block (dropout counts keys in fours, the backward pass deals tiles out).
+inline void keys_in_reach(const Problem& p, int64_t first_query, int64_t queries, int64_t& begin, int64_t& end) {
   begin = 0;
   end = p.keys;
-  if (p.left < kUnlimited) begin = most<int64_t>(begin, block.first + p.offset - p.left);
+  if (p.left < kUnlimited) begin = most<int64_t>(begin, p.place_of(first_query) - p.left);
   begin = begin / kTileKeys * kTileKeys;
-  if (p.right < kUnlimited) end = least<int64_t>(end, block.first + block.rows - 1 + p.offset + p.right + 1);
+  if (p.right < kUnlimited) end = least<int64_t>(end, p.place_of(first_query + queries - 1) + p.right + 1);
 }
 
 // Who is visible within a tile. `bias` [keys][block] holds what the mask adds, −∞ where it hides; null without a mask.
@@ -141,51 +158,114 @@ struct Visibility {
   }
 };
 
-template <class MaskStored, class Real>
-void read_mask(const Problem& p, const Block<Real>& block, int64_t key, int64_t keys, Real* bias) {
-  for (int64_t r = 0; r < block.vectors * kLanes<Real>; ++r) {
-    const int64_t row = block.first + least(r, block.rows - 1);
-    const MaskStored* mask = at<MaskStored>(p.mask, block.batch, block.head, row) + key * p.mask.stride[3];
+// What was met in the rows of a mask: pairs that it hides, that it shows, that it adds to.
+struct MaskSays {
+  bool hides = false, shows = false, adds = false;
+
+  template <class Real>
+  void note(const Real* row, int64_t keys) {
+    int hidden = 0, shown = 0, added = 0;
     for (int64_t j = 0; j < keys; ++j) {
-      Real x;
-      if constexpr (kSame<MaskStored, uint8_t>) {
-        x = mask[j * p.mask.stride[3]] ? Real(0) : Real(-kInfinity);
-      } else {
-        x = read(mask[j * p.mask.stride[3]]);
-        if (x <= p.invisible_below) x = -kInfinity;
-      }
-      bias[j * kBlock<Real> + r] = x;
+      const int hides_this = row[j] == Real(-kInfinity);
+      hidden |= hides_this;
+      shown |= !hides_this;
+      added |= !hides_this & (row[j] != 0);
     }
+    hides |= hidden != 0;
+    shows |= shown != 0;
+    adds |= added != 0;
+  }
+};
+
+template <class MaskStored, class Real>
+void read_mask_row_of(const Problem& p, const MaskStored* mask, int64_t keys, Real* row) {
+  const int64_t stride = p.mask.stride[3];
+  if constexpr (kSame<MaskStored, uint8_t>) {
+    alignas(64) uint8_t shown[kTileKeys] = {};
+    read_run(mask, stride, keys, shown);
+    for (int64_t j = 0; j < keys; j += kLanes<Real>) {
+      const auto bytes = *reinterpret_cast<const typename LaneTypes<Real>::Bytes*>(shown + j);
+      const Ints<Real> visible = __builtin_convertvector(bytes, Ints<Real>) != Ints<Real>{};
+      store(row + j, visible ? splat(Real(0)) : splat(Real(-kInfinity)));
+    }
+  } else {
+    if constexpr (kSame<Real, float> && !kSame<MaskStored, double>)
+      read_run(mask, stride, keys, row);
+    else
+      for (int64_t j = 0; j < keys; ++j) row[j] = static_cast<Real>(read(mask[j * stride]));
+    const Real below = static_cast<Real>(p.invisible_below);
+    for (int64_t j = 0; j < keys; ++j) row[j] = row[j] <= below ? Real(-kInfinity) : row[j];
   }
 }
 
+// What the mask adds to the logits of one query and up to a tile of keys, −∞ where it hides. `row` has room for a whole tile.
 template <class Real>
-void find_visibility(const Problem& p, const Block<Real>& block, int64_t key, int64_t keys, Real* scratch,
+void read_mask_row(const Problem& p, int64_t batch, int64_t head, int64_t query, int64_t key, int64_t keys, Real* row) {
+  View view = p.mask;
+  const int64_t size = p.mask_dtype == kBool ? 1 : p.mask_dtype == kFloat32 ? 4 : p.mask_dtype == kFloat64 ? 8 : 2;
+  view.address += size * key * view.stride[3];
+  switch (p.mask_dtype) {
+    case kBool:
+      return read_mask_row_of(p, at<uint8_t>(view, batch, head, query), keys, row);
+    case kFloat32:
+      return read_mask_row_of(p, at<float>(view, batch, head, query), keys, row);
+    case kFloat64:
+      return read_mask_row_of(p, at<double>(view, batch, head, query), keys, row);
+    case kBfloat16:
+      return read_mask_row_of(p, at<Bfloat16>(view, batch, head, query), keys, row);
+    default:
+      return read_mask_row_of(p, at<Float16>(view, batch, head, query), keys, row);
+  }
+}
+
+// A tile of a mask → [keys][block], its rows turned into columns.
+template <class Real>
+MaskSays read_mask(const Problem& p, const Block<Real>& block, int64_t key, int64_t keys, Real* bias) {
+  const bool same_for_all = p.mask.stride[2] == 0 || block.rows == 1;
+  alignas(64) Real row[kTileKeys];
+  MaskSays says;
+  for (int64_t r = 0; r < (same_for_all ? 1 : block.rows); ++r) {
+    read_mask_row(p, block.batch, block.head, block.first + r, key, keys, row);
+    says.note(row, keys);
+    if (!same_for_all)
+      for (int64_t j = 0; j < keys; ++j) bias[j * kBlock<Real> + r] = row[j];
+  }
+  // Lanes beyond the last row repeat a row that is there, so that what they do alarms nobody.
+  for (int64_t j = 0; j < keys; ++j)
+    for (int64_t r = same_for_all ? 0 : block.rows; r < block.vectors * kLanes<Real>; ++r)
+      bias[j * kBlock<Real> + r] = same_for_all ? row[j] : bias[j * kBlock<Real> + block.rows - 1];
+  return says;
+}
+
+// Fills `seen` for a tile; false where nobody sees anything, so that there is nothing to do.
+template <class Real>
+bool find_visibility(const Problem& p, const Block<Real>& block, int64_t key, int64_t keys, Real* scratch,
                      Visibility<Real>& seen) {
-  seen.whole = p.mask.address == 0;
+  seen.whole = true;
+  seen.bias = nullptr;
+  if (p.mask.address != 0) {
+    const MaskSays mask = read_mask(p, block, key, keys, scratch);
+    if (!mask.shows) return false;
+    if (mask.hides || mask.adds) {
+      seen.bias = scratch;
+      seen.whole = false;
+    }
+  }
   for (int64_t r = 0; r < block.vectors * kLanes<Real>; ++r) {
-    const int64_t place = block.first + least(r, block.rows - 1) + p.offset - key;  // the query's own key, counted in the tile
+    const int64_t place = p.place_of(block.first + least(r, block.rows - 1)) - key;  // the query's own key, counted in the tile
     const int64_t low = p.left == kUnlimited ? 0 : most<int64_t>(0, place - p.left);
     const int64_t high = p.right == kUnlimited ? keys - 1 : least<int64_t>(keys - 1, place + p.right);
     seen.lowest[r] = static_cast<typename LaneTypes<Real>::Integer>(least(low, keys));
     seen.highest[r] = static_cast<typename LaneTypes<Real>::Integer>(most<int64_t>(high, -1));
     if (low > 0 || high < keys - 1) seen.whole = false;
   }
-  seen.bias = nullptr;
-  if (p.mask.address == 0) return;
-  seen.bias = scratch;
-  switch (p.mask_dtype) {
-    case kBool:
-      return read_mask<uint8_t>(p, block, key, keys, scratch);
-    case kFloat32:
-      return read_mask<float>(p, block, key, keys, scratch);
-    case kFloat64:
-      return read_mask<double>(p, block, key, keys, scratch);
-    case kBfloat16:
-      return read_mask<Bfloat16>(p, block, key, keys, scratch);
-    default:
-      return read_mask<Float16>(p, block, key, keys, scratch);
-  }
+  return true;
+}
+
+// The logit of a product under a cap, without a bias: cap · tanh(product · scale / cap).
+template <class Real>
+ATTEMPER_INLINE Vec<Real> capped(Vec<Real> product, Vec<Real> scale_by_cap, Real cap) {
+  return splat(cap) * tanh_of(product * scale_by_cap);
 }
 
 // The logit of a product: the scale, the cap, the bias.
@@ -193,45 +273,56 @@ template <class Real>
 ATTEMPER_INLINE Vec<Real> logit_of(const Problem& p, const Block<Real>& block, const Visibility<Real>& seen, Vec<Real> product,
                                    int64_t key, int vector) {
   Vec<Real> z = product * load(block.scale + vector * kLanes<Real>);
-  if (p.softcap != 0) {
-    const Vec<Real> cap = splat(static_cast<Real>(p.softcap));
-    z = cap * tanh_of(z / cap);
-  }
+  if (p.softcap != 0) z = capped(product, load(block.scale_by_cap + vector * kLanes<Real>), static_cast<Real>(p.softcap));
   if (seen.bias) z += load(seen.bias + key * kBlock<Real> + vector * kLanes<Real>);
   return z;
 }
 
-// Philox4x32-10 with the counter (key / 4, query, head, batch): four words, for keys 4·⌊key/4⌋ … + 3. See kernels/dropout.py.
-ATTEMPER_INLINE void random_words(uint64_t seed, uint32_t key4, uint32_t query, uint32_t head, uint32_t batch,
-                                  uint32_t words[4]) {
-  uint32_t c0 = key4, c1 = query, c2 = head, c3 = batch;
+// Philox4x32-10 with the counter (key / 4, query, head, batch) for as many queries as there are 64-bit lanes: the low half of
+// words[w] decides for key 4·⌊key/4⌋ + w. The high halves hold what is of no more use. See kernels/dropout.py.
+ATTEMPER_INLINE void random_words(uint64_t seed, uint32_t key4, uint32_t first_query, uint32_t head, uint32_t batch,
+                                  Wide (&words)[4]) {
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  words[0] = splat_wide(key4);
+  for (int lane = 0; lane < kWideLanes; ++lane) words[1][lane] = first_query + lane;
+  words[2] = splat_wide(head);
+  words[3] = splat_wide(batch);
   for (int round = 0; round < 10; ++round) {
-    const uint64_t wide0 = uint64_t{0xD2511F53} * c0, wide1 = uint64_t{0xCD9E8D57} * c2;
-    c0 = static_cast<uint32_t>(wide1 >> 32) ^ c1 ^ k0;
-    c1 = static_cast<uint32_t>(wide1);
-    c2 = static_cast<uint32_t>(wide0 >> 32) ^ c3 ^ k1;
-    c3 = static_cast<uint32_t>(wide0);
+    const Wide product0 = product_of_low_halves(words[0], 0xD2511F53), product1 = product_of_low_halves(words[2], 0xCD9E8D57);
+    words[0] = (product1 >> 32) ^ words[1] ^ splat_wide(k0);
+    words[1] = product1;
+    words[2] = (product0 >> 32) ^ words[3] ^ splat_wide(k1);
+    words[3] = product0;
     k0 += 0x9E3779B9;
     k1 += 0xBB67AE85;
   }
-  words[0] = c0;
-  words[1] = c1;
-  words[2] = c2;
-  words[3] = c3;
 }
 
-// What dropout multiplies the weights of a tile by: [keys][block], 0 or 1 / (1 − p). Tiles start at multiples of 4.
+// The rule by which a random word keeps a weight or drops it.
+template <class Real>
+struct Dropout {
+  uint64_t threshold;  // words from here on keep; there is one more of these than words: p = 1 keeps none
+  Real kept;
+
+  explicit Dropout(const Problem& p)
+      : threshold(static_cast<uint64_t>(__builtin_nearbyint(p.dropout_p * 4294967296.0))),
+        kept(p.dropout_p < 1 ? Real(1) / static_cast<Real>(1.0 - p.dropout_p) : Real(0)) {}
+};
+
+// What dropout multiplies weights by, [keys][block]: 0 or 1 / (1 − p). Tiles start at multiples of 4.
 template <class Real>
 void keep_factors(const Problem& p, const Block<Real>& block, int64_t key, int64_t keys, Real* factors) {
-  const double threshold = __builtin_nearbyint(p.dropout_p * 4294967296.0);
-  const Real kept = p.dropout_p < 1 ? Real(1) / static_cast<Real>(1.0 - p.dropout_p) : Real(0);
+  using Few = typename LaneTypes<Real>::Few;
+  const Dropout<Real> dropout(p);
   for (int64_t j = 0; j < keys; j += 4)
-    for (int64_t r = 0; r < block.vectors * kLanes<Real>; ++r) {
-      uint32_t words[4];
+    for (int64_t r = 0; r < block.vectors * kLanes<Real>; r += kWideLanes) {
+      Wide words[4];
       random_words(p.seed, (key + j) / 4, block.first + r, block.head, block.batch, words);
-      for (int64_t w = 0; w < least<int64_t>(4, keys - j); ++w)
-        factors[(j + w) * kBlock<Real> + r] = words[w] >= threshold ? kept : Real(0);
+      for (int64_t w = 0; w < least<int64_t>(4, keys - j); ++w) {
+        const auto stays = (words[w] & splat_wide(0xffffffff)) >= splat_wide(dropout.threshold);
+        const Few few_stay = __builtin_convertvector(stays, typename LaneTypes<Real>::FewIntegers) ? Few{} + dropout.kept : Few{};
+        *reinterpret_cast<Few*>(factors + (j + w) * kBlock<Real> + r) = few_stay;
+      }
     }
 }
 

@@ -25,9 +25,9 @@ _ISA_VARIABLE = "ATTEMPER_CPU_ISA"
 _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4}
 _UNLIMITED = 2**63 - 1
 _NO_VIEW = (0, 0, 0, 0, 0)
-_RECORD = struct.Struct("=68q3d")
+_RECORD = struct.Struct("=69q3d")
 # The same record in bytes, around the addresses of query, key, value and output.
-_AROUND_ADDRESSES = struct.Struct("=72sq32sq32sq168sq232s")
+_AROUND_ADDRESSES = struct.Struct("=72sq32sq32sq176sq232s")
 
 # Where few heads would leave threads idle, the keys are dealt to this many units. It follows from the shape alone, so that
 # results do not depend on the number of threads.
@@ -289,7 +289,7 @@ def _run(
         *(_NO_VIEW if mask is None else _view(mask.expand(batch, heads, queries, keys))),
         *(scale.data_ptr(), *scale.stride(), 0),
         _address(sinks),
-        rules.offset,
+        *(rules.offset, 1),
         *(_UNLIMITED if side is None else side for side in rules.sides),
         *(rules.seed, torch.get_num_threads(), int(statistics)),
         *written,

@@ -17,7 +17,7 @@ namespace {
 template <class Real>
 struct RowTerms {
   alignas(64) Real pivot[kBlock<Real>], peak[kBlock<Real>], surprise[kBlock<Real>];
-  alignas(64) Real constant[kBlock<Real>];          // gradient of lse − Σ o·do
+  alignas(64) Real constant[kBlock<Real>];          // see constants_of_block
   alignas(64) Real entropy_gradient[kBlock<Real>];  // 0 where there is none
   alignas(64) Real product_pivot[kBlock<Real>];     // any number near the products
 
@@ -36,6 +36,14 @@ struct RowTerms {
   }
 };
 
+// Tiles are dealt to the units of a key head in turn: how many keys the first of them has, and where a tile's stand with its
+// unit.
+inline int64_t keys_of_unit(const Problem& p) {
+  const int64_t tiles = (p.keys + kTileKeys - 1) / kTileKeys;
+  return (tiles + p.splits - 1) / p.splits * kTileKeys;
+}
+inline int64_t place_in_unit(const Problem& p, int64_t key) { return key / kTileKeys / p.splits * kTileKeys + key % kTileKeys; }
+
 // The scratch of a unit.
 template <class Real>
 struct Desk {
@@ -45,7 +53,7 @@ struct Desk {
   Real *bias, *keep;
   Real *key_rows, *value_rows, *clean;  // [tile keys][width or value_width]
   Real* query_gradient;                 // [width][block]
-  Real *key_gradient, *value_gradient;  // [keys][padded width]
+  Real *key_gradient, *value_gradient;  // [the unit's keys][padded width]
 
   Desk(const Problem& p, Arena& arena) {
     const int64_t tile = kTileKeys * kBlock<Real>, width = padded<Real>(p.width), value_width = padded<Real>(p.value_width);
@@ -62,8 +70,8 @@ struct Desk {
     value_rows = arena.take<Real>(kTileKeys * p.value_width);
     clean = arena.take<Real>(kTileKeys * p.width);
     query_gradient = arena.take<Real>(p.width * kBlock<Real>);
-    key_gradient = arena.take<Real>(p.key_gradient ? p.keys * width : 0);
-    value_gradient = arena.take<Real>(p.value_gradient ? p.keys * value_width : 0);
+    key_gradient = arena.take<Real>(p.key_gradient ? keys_of_unit(p) * width : 0);
+    value_gradient = arena.take<Real>(p.value_gradient ? keys_of_unit(p) * value_width : 0);
   }
 };
 
@@ -107,17 +115,22 @@ void multiply_into(const Real* a, int64_t a_stride, const Real* b, int64_t b_str
                          });
 }
 
-// Weights and the gradient of the logits of one tile: desk.weights (dropout applied) and desk.gradient. Needs desk.products.
-template <class Real>
+// Weights of one tile, dropout applied, in desk.weights; in desk.gradient the gradient of the logits or, with `through`, that of
+// the products, back through the cap and the scale. Then Σ dz·(u − pivot) of each row is added to from_pivot on the way, which
+// the gradient of the scale wants. Needs desk.products, and in desk.gradient that of the weights.
+template <class Real, bool through>
 void logit_gradients(const Problem& p, const Block<Real>& block, const RowTerms<Real>& rows, const Visibility<Real>& seen,
-                     int64_t keys, Desk<Real>& desk) {
+                     int64_t keys, Desk<Real>& desk, Real* from_pivot) {
   const Vec<Real> nought = splat(Real(0));
   const bool flows = p.output_gradient.address != 0, dropping = p.dropout_p > 0;
   for (int v = 0; v < block.vectors; ++v) {
     const int lanes = v * kLanes<Real>;
-    const Vec<Real> factor = block.raw ? load(block.scale + lanes) * splat(Real(kLog2E)) : splat(Real(kLog2E));
+    const Vec<Real> scale = load(block.scale + lanes), scale_by_cap = load(block.scale_by_cap + lanes);
+    const Vec<Real> factor = block.raw ? scale * splat(Real(kLog2E)) : splat(Real(kLog2E));
     const Vec<Real> pivot = load(rows.pivot + lanes), peak = load(rows.peak + lanes), constant = load(rows.constant + lanes);
     const Vec<Real> entropy_gradient = load(rows.entropy_gradient + lanes), surprise = load(rows.surprise + lanes);
+    const Vec<Real> product_pivot = load(rows.product_pivot + lanes);
+    Vec<Real> weighted = nought;
     for (int64_t j = 0; j < keys; ++j) {
       const int64_t place = j * kBlock<Real> + lanes;
       const Vec<Real> product = load(desk.products + place);
@@ -136,45 +149,22 @@ void logit_gradients(const Problem& p, const Block<Real>& block, const RowTerms<
         const Vec<Real> nats = weight == nought ? nought : depth * splat(Real(kLn2)) + surprise;
         into -= entropy_gradient * nats;
       }
-      Vec<Real> gradient = weight * into;
+      Vec<Real> gradient = weight * into, from = product - product_pivot;
+      if (through && p.softcap != 0) gradient *= tanh_slope_of<Real>(product * scale_by_cap);
       if (!seen.whole) {
         const Ints<Real> visible = seen.of(j, v);
         kept = visible ? kept : nought;
         gradient = visible ? gradient : nought;
+        from = visible ? from : nought;
+      }
+      if (through) {
+        weighted += gradient * from;
+        gradient *= scale;
       }
       store(desk.weights + place, kept);
       store(desk.gradient + place, gradient);
     }
-  }
-}
-
-// Back through the cap and the scale, in place; Σ dz·(u − pivot) of each row on the way, which the gradient of the scale wants.
-template <class Real>
-void product_gradients(const Problem& p, const Block<Real>& block, const RowTerms<Real>& rows, const Visibility<Real>& seen,
-                       int64_t keys, Desk<Real>& desk, Real* from_pivot) {
-  const Vec<Real> nought = splat(Real(0));
-  for (int v = 0; v < block.vectors; ++v) {
-    const int lanes = v * kLanes<Real>;
-    const Vec<Real> scale = load(block.scale + lanes), pivot = load(rows.product_pivot + lanes);
-    Vec<Real> weighted = nought;
-    for (int64_t j = 0; j < keys; ++j) {
-      const int64_t place = j * kBlock<Real> + lanes;
-      Vec<Real> gradient = load(desk.gradient + place);
-      const Vec<Real> product = load(desk.products + place);
-      if (p.softcap != 0) {
-        const Vec<Real> bent = tanh_of(product * scale / splat(static_cast<Real>(p.softcap)));
-        gradient *= splat(Real(1)) - bent * bent;
-      }
-      Vec<Real> from = product - pivot;
-      if (!seen.whole) {
-        const Ints<Real> visible = seen.of(j, v);
-        gradient = visible ? gradient : nought;
-        from = visible ? from : nought;
-      }
-      weighted += gradient * from;
-      store(desk.gradient + place, gradient * scale);
-    }
-    store(from_pivot + lanes, load(from_pivot + lanes) + weighted);
+    if (through) store(from_pivot + lanes, load(from_pivot + lanes) + weighted);
   }
 }
 
@@ -208,10 +198,33 @@ void add_broken_keys(const Block<Real>& block, const Visibility<Real>& seen, con
   }
 }
 
+template <class Stored, class Real>
+void write_row(const Real* from, int64_t width, Stored* to, int64_t row) {
+  for (int64_t c = 0; c < width; ++c) write(to + row * width + c, from[c]);
+}
+
 template <class Real>
 void clear_broken(Real* rows, int64_t count) {
   for (int64_t i = 0; i < count; ++i)
     if (!(rows[i] - rows[i] == 0)) rows[i] = 0;
+}
+
+// What every logit's gradient of a row has in common: the gradient of lse − Σ o·do. In double: where the weights are sharp, it is
+// nearly the opposite of what a key adds to it.
+template <class Stored, class Real>
+void constants_of_block(const Problem& p, int64_t batch, int64_t head, int64_t first) {
+  for (int64_t query = first; query < least(first + kBlock<Real>, p.queries); ++query) {
+    const int64_t row = (batch * p.heads + head) * p.queries + query;
+    double sums[4] = {};
+    if (p.output_gradient.address) {
+      const Stored* gradient = at<Stored>(p.output_gradient, batch, head, query);
+      const Real* output = reinterpret_cast<const Real*>(p.unrounded) + row * p.value_width;
+      for (int64_t c = 0; c < p.value_width; ++c)
+        sums[c % 4] += double(output[c]) * double(read(gradient[c * p.output_gradient.stride[3]]));
+    }
+    const double of_lse = p.lse_gradient ? double(reinterpret_cast<const Real*>(p.lse_gradient)[row]) : 0.0;
+    reinterpret_cast<Real*>(p.constant)[row] = static_cast<Real>(of_lse - ((sums[0] + sums[1]) + (sums[2] + sums[3])));
+  }
 }
 
 template <class Stored, class Real>
@@ -220,8 +233,8 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
   Desk<Real> desk(p, arena);
   const int64_t width = padded<Real>(p.width), value_width = padded<Real>(p.value_width), groups = p.heads / p.kv_heads;
   const int64_t rows_in_all = p.batch * p.heads * p.queries;
-  if (p.key_gradient) memset(desk.key_gradient, 0, sizeof(Real) * p.keys * width);
-  if (p.value_gradient) memset(desk.value_gradient, 0, sizeof(Real) * p.keys * value_width);
+  if (p.key_gradient) memset(desk.key_gradient, 0, sizeof(Real) * keys_of_unit(p) * width);
+  if (p.value_gradient) memset(desk.value_gradient, 0, sizeof(Real) * keys_of_unit(p) * value_width);
   alignas(64) Real from_pivot[kBlock<Real>];
 
   for (int64_t head = kv_head * groups; head < (kv_head + 1) * groups; ++head)
@@ -253,9 +266,9 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
                                                 block.vectors * kLanes<Real>, desk.gradient, kBlock<Real>, false);
         }
         if (p.dropout_p > 0) keep_factors(p, block, j, keys, desk.keep);
-        logit_gradients(p, block, rows, seen, keys, desk);
+        logit_gradients<Real, true>(p, block, rows, seen, keys, desk, from_pivot);
         if (p.value_gradient && flows) {
-          Real* to = desk.value_gradient + j * value_width;
+          Real* to = desk.value_gradient + place_in_unit(p, j) * value_width;
           if (!seen.whole && !gradient_finite) {
             add_broken_rows(block, seen, desk.output_gradient_rows, p.value_width, desk.weights, keys, to);
             clear_broken(desk.output_gradient_rows, block.rows * value_width);
@@ -265,7 +278,6 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
           if (!seen.whole && !gradient_finite)
             copy_rows<Stored>(p.output_gradient, block, p.value_width, desk.output_gradient_rows);
         }
-        product_gradients(p, block, rows, seen, keys, desk, from_pivot);
         if (p.query_gradient) {
           if (!seen.whole && !all_finite(key.data, key.stride, keys, p.width)) {
             add_broken_keys(block, seen, key, p.width, desk.gradient, keys, desk.query_gradient);
@@ -278,7 +290,7 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
                                               block.vectors * kLanes<Real>, desk.query_gradient, kBlock<Real>, true);
         }
         if (p.key_gradient) {
-          Real* to = desk.key_gradient + j * width;
+          Real* to = desk.key_gradient + place_in_unit(p, j) * width;
           if (!seen.whole && !query_finite) {
             add_broken_rows(block, seen, desk.query_rows, p.width, desk.gradient, keys, to);
             clear_broken(desk.query_rows, block.rows * width);
@@ -291,8 +303,14 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
       const int64_t row = (batch * p.heads + head) * p.queries + first;
       for (int64_t r = 0; r < block.rows; ++r) {
         if (p.query_gradient) {
-          Real* to = reinterpret_cast<Real*>(p.query_gradient) + (split * rows_in_all + row + r) * p.width;
-          for (int64_t c = 0; c < p.width; ++c) to[c] = desk.query_gradient[c * kBlock<Real> + r];
+          const int64_t to = (split * rows_in_all + row + r) * p.width;
+          for (int64_t c = 0; c < p.width; ++c) {
+            const Real x = desk.query_gradient[c * kBlock<Real> + r];
+            if (p.splits == 1)
+              write(reinterpret_cast<Stored*>(p.query_gradient) + to + c, x);
+            else
+              reinterpret_cast<Real*>(p.query_gradient)[to + c] = x;
+          }
         }
         if (p.from_pivot) reinterpret_cast<Real*>(p.from_pivot)[split * rows_in_all + row + r] = from_pivot[r];
       }
@@ -301,11 +319,10 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
   for (int64_t j = split * kTileKeys; j < p.keys; j += p.splits * kTileKeys)
     for (int64_t r = j; r < least(j + kTileKeys, p.keys); ++r) {
       const int64_t row = (batch * p.kv_heads + kv_head) * p.keys + r;
-      if (p.key_gradient)
-        memcpy(reinterpret_cast<Real*>(p.key_gradient) + row * p.width, desk.key_gradient + r * width, sizeof(Real) * p.width);
+      const int64_t place = place_in_unit(p, r);
+      if (p.key_gradient) write_row(desk.key_gradient + place * width, p.width, reinterpret_cast<Stored*>(p.key_gradient), row);
       if (p.value_gradient)
-        memcpy(reinterpret_cast<Real*>(p.value_gradient) + row * p.value_width, desk.value_gradient + r * value_width,
-               sizeof(Real) * p.value_width);
+        write_row(desk.value_gradient + place * value_width, p.value_width, reinterpret_cast<Stored*>(p.value_gradient), row);
     }
 }
 
@@ -339,7 +356,7 @@ void mask_gradient_unit(const Problem& p, int64_t mask_batch, int64_t mask_head,
                                                   keys, block.vectors * kLanes<Real>, desk.gradient, kBlock<Real>, false);
           }
           if (p.dropout_p > 0) keep_factors(p, block, j, keys, desk.keep);
-          logit_gradients(p, block, rows, seen, keys, desk);
+          logit_gradients<Real, false>(p, block, rows, seen, keys, desk, nullptr);
           for (int64_t r = 0; r < block.rows; ++r) {
             Real* row = plane + (p.mask_queries > 1 ? first + r : 0) * p.mask_keys;
             for (int64_t k = 0; k < keys; ++k) row[p.mask_keys > 1 ? j + k : 0] += desk.gradient[k * kBlock<Real> + r];

@@ -36,7 +36,8 @@ inline void add_moments(Share& share, double count, double mean, double squares)
   share.count = all;
 }
 
-// How the keys of a problem are dealt, and where the shares are put: [batch][kv head][part][row], row = head of the group · query.
+// How the keys of a problem are dealt, and where the shares are put: [batch][kv head][part][row], row = head of the group ·
+// query.
 struct Deal {
   int64_t rows, parts, tiles_a_part;
   Share* shares;
@@ -264,7 +265,8 @@ Share share_of(const Running<Real>& running, int v, int64_t argmax) {
     const double count = running.count[v][lane];
     if (count == 0) continue;
     const double from_centre = running.sum[v][lane] / count;
-    add_moments(share, count, running.centre[v][lane] + from_centre, running.sum_squares[v][lane] - count * from_centre * from_centre);
+    add_moments(share, count, running.centre[v][lane] + from_centre,
+                running.sum_squares[v][lane] - count * from_centre * from_centre);
   }
   return share;
 }
@@ -283,7 +285,8 @@ void drop_few(const Problem& p, const Few<Real>& few, int64_t key, int64_t keys,
 
 template <class Real>
 int64_t decode_scratch(const Problem& p) {
-  const int64_t numbers = kBlock<Real> * (p.value_width + 1) + kVectors * (padded<Real>(p.width) + 2 * padded<Real>(p.value_width)) +
+  const int64_t numbers = kBlock<Real> * (p.value_width + 1) +
+                          kVectors * (padded<Real>(p.width) + 2 * padded<Real>(p.value_width)) +
                           kKeysAtOnce * (p.width + p.value_width) + 3 * kTileKeys * kVectors;
   return numbers * static_cast<int64_t>(sizeof(Real)) + 16 * 64;
 }
@@ -359,7 +362,8 @@ void decode_unit(const Problem& p, const Deal& deal, int64_t batch, int64_t kv_h
     for (int v = 0; v < rows; ++v) {
       const int64_t place = ((batch * p.kv_heads + kv_head) * deal.parts + part) * deal.rows + first_row + v;
       deal.shares[place] = share_of(running, v, argmax[v]);
-      memcpy(reinterpret_cast<Real*>(deal.outputs) + place * p.value_width, output + v * value_width, sizeof(Real) * p.value_width);
+      memcpy(reinterpret_cast<Real*>(deal.outputs) + place * p.value_width, output + v * value_width,
+             sizeof(Real) * p.value_width);
     }
     first_row += rows;
   }

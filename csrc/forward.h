@@ -126,15 +126,16 @@ void find_argmax(const Block<Real>& block, const TileFigures<Real>& found, const
                  Running<Real>& running) {
   for (int v = 0; v < block.vectors; ++v) {
     const Vec<Real> largest = found.largest[v];
-    const Ints<Real> looks = ((running.argmax[v] < splat(Real(0))) & (found.count[v] > splat(Real(0)))) |
-                             (largest > running.pivot[v]);
+    const Ints<Real> looks =
+        ((running.argmax[v] < splat(Real(0))) & (found.count[v] > splat(Real(0)))) | (largest > running.pivot[v]);
     int many = 0;
     for (int lane = 0; lane < kLanes<Real>; ++lane) many += looks[lane] != 0;
     if (many == 0) continue;
     const Real* column = x + v * kLanes<Real>;
     if (many * 4 > kLanes<Real>) {
       Vec<Real> place = splat(static_cast<Real>(keys - 1));
-      for (int64_t j = keys - 1; j-- > 0;) place = load(column + j * kBlock<Real>) == largest ? splat(static_cast<Real>(j)) : place;
+      for (int64_t j = keys - 1; j-- > 0;)
+        place = load(column + j * kBlock<Real>) == largest ? splat(static_cast<Real>(j)) : place;
       running.argmax[v] = looks ? place + splat(static_cast<Real>(key)) : running.argmax[v];
       continue;
     }

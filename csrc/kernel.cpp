@@ -78,9 +78,13 @@ bool forward_of(const Problem& p) {
 template <class Stored>
 bool backward_of(const Problem& p) {
   using Real = typename ComputeOf<Stored>::Type;
-  bool enough = true;
+  const int64_t blocks = (p.queries + kBlock<Real> - 1) / kBlock<Real>;
+  bool enough = for_each_unit(p.batch * p.heads * blocks, p.threads, 0, [&](int64_t unit, char*) {
+    constants_of_block<Stored, Real>(p, unit / blocks / p.heads, unit / blocks % p.heads, unit % blocks * kBlock<Real>);
+  });
   if (p.query_gradient || p.key_gradient || p.value_gradient || p.from_pivot)
     enough =
+        enough &&
         for_each_unit(p.batch * p.kv_heads * p.splits, p.threads, backward_scratch<Real>(p), [&](int64_t unit, char* memory) {
           const int64_t split = unit % p.splits, kv_head = unit / p.splits % p.kv_heads, batch = unit / p.splits / p.kv_heads;
           backward_unit<Stored, Real>(p, batch, kv_head, split, memory);

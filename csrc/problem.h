@@ -19,12 +19,12 @@ struct View {
 struct Problem {
   int64_t dtype, mask_dtype;
   int64_t batch, heads, kv_heads, queries, keys, width, value_width;
-  View query, key, value;       // value.address 0: statistics only
-  View mask;                    // address 0: none
-  View scale;                   // compute type, stride[3] unused
-  int64_t sinks;                // [heads], compute type; 0: none
-  int64_t offset, row_step;     // query i stands at key i · row_step + offset
-  int64_t left, right;          // and sees key j where −left <= j − its place <= right
+  View query, key, value;    // value.address 0: statistics only
+  View mask;                 // address 0: none
+  View scale;                // compute type, stride[3] unused
+  int64_t sinks;             // [heads], compute type; 0: none
+  int64_t offset, row_step;  // query i stands at key i · row_step + offset
+  int64_t left, right;       // and sees key j where −left <= j − its place <= right
   int64_t seed, threads, statistics;
 
   // Forward: what is written; 0 where one is not wanted, but for rest where there are statistics.
@@ -34,11 +34,12 @@ struct Problem {
   int64_t pivot, peak, surprise, sink;  // kept for the backward pass: see RowTerms in backward.h
 
   // Backward: what flows in, and what is written.
-  View output_gradient;                               // address 0: the loss does not depend on the output
-  int64_t constant, entropy_gradient, product_pivot;  // row figures; the last two may be 0: none
-  int64_t splits;                                     // parts into which the keys are dealt
-  int64_t query_gradient;                             // [splits, batch, heads, queries, width], compute type; 0: not wanted
-  int64_t key_gradient, value_gradient;  // [batch, kv_heads, keys, width or value_width], compute type; 0: not wanted
+  View output_gradient;  // address 0: the loss does not depend on the output; else `unrounded` is the output
+  int64_t lse_gradient, entropy_gradient, product_pivot;  // row figures; 0: none
+  int64_t constant;                                       // row figures, written: gradient of lse − Σ output · its gradient
+  int64_t splits;                                         // parts into which the keys are dealt
+  int64_t query_gradient;  // [splits, batch, heads, queries, width], compute type, or input type with one split; 0: not wanted
+  int64_t key_gradient, value_gradient;  // [batch, kv_heads, keys, width or value_width], input type; 0: not wanted
   int64_t from_pivot;                    // [splits, batch, heads, queries]: for the gradient of the scale; 0: not wanted
   int64_t mask_gradient, mask_batch, mask_heads, mask_queries, mask_keys;  // compute type, contiguous; 0: not wanted
 

@@ -82,11 +82,11 @@ bool all_finite(const Real* data, int64_t stride, int64_t rows, int64_t columns)
 template <class Real>
 struct Block {
   int64_t batch, head, kv_head, first, rows;
-  int vectors;                           // that hold rows: one for a single query, all but in the last block of many
+  int vectors;                                  // that hold rows: one for a single query, all but in the last block of many
   alignas(64) Real scale[kBlock<Real>];         // factor on the product, a lane each
   alignas(64) Real scale_by_cap[kBlock<Real>];  // the same over the softcap, where there is one
-  bool monotone;  // the larger the product, the larger the logit: no bias, and the scale is above 0
-  bool raw;       // and logits are scale · product: the passes then work on products and scale within the exponent
+  bool monotone;                                // the larger the product, the larger the logit: no bias, and the scale is above 0
+  bool raw;  // and logits are scale · product: the passes then work on products and scale within the exponent
 };
 
 // Whether the logits of these queries are scale · product, with a scale above 0.

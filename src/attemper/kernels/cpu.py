@@ -25,14 +25,15 @@ _ISA_VARIABLE = "ATTEMPER_CPU_ISA"
 _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4}
 _UNLIMITED = 2**63 - 1
 _NO_VIEW = (0, 0, 0, 0, 0)
-_RECORD = struct.Struct("=69q3d")
+_RECORD = struct.Struct("=70q3d")
 # The same record in bytes, around the addresses of query, key, value and output.
-_AROUND_ADDRESSES = struct.Struct("=72sq32sq32sq176sq232s")
+_AROUND_ADDRESSES = struct.Struct("=72sq32sq32sq176sq240s")
 
 # Where few heads would leave threads idle, the keys are dealt to this many units. It follows from the shape alone, so that
 # results do not depend on the number of threads.
 _UNITS_WANTED = 8
 _MOST_SPLITS = 4
+_MOST_BYTES_OF_SPLITS = 16 * 2**20
 _TILE_KEYS = 128
 
 
@@ -109,7 +110,7 @@ def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: b
     if lse.numel():
         outputs = (_address(output), lse.data_ptr(), entropy.data_ptr(), _address(rest), _address(unrounded))
         *kept, product_pivot = (0,) * FIGURES if figures is None else (each.data_ptr() for each in figures)
-        _run("forward", inputs, rules, statistics, (*outputs, *kept), (0, 0, product_pivot))
+        _run("forward", inputs, rules, statistics, (*outputs, *kept), (0, 0, product_pivot, 0))
     return Forward(output, lse, entropy, rest, figures, unrounded)
 
 
@@ -185,34 +186,35 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
     assert result.figures is not None
     kept, dtype = _Figures(*result.figures), inputs.compute_dtype
     output = result.output if result.unrounded is None else result.unrounded
+    output = None if output is None else output.contiguous()
     batch, heads, queries, keys = inputs.shape
     kv_heads, width = inputs.key.shape[1], inputs.query.shape[-1]
-    constant = torch.zeros_like(result.lse) if upstream.lse is None else upstream.lse.to(dtype)
-    if upstream.output is not None and output is not None:
-        # In float64: where the weights are sharp, dp − D is a small difference of two sums.
-        constant = (constant - (output.double() * upstream.output.double()).sum(-1)).to(dtype)
-    constant = constant.contiguous()
+    constant = torch.empty_like(result.lse)
+    of_lse = None if upstream.lse is None else upstream.lse.to(dtype).contiguous()
     entropy = None if upstream.entropy is None else upstream.entropy.to(dtype).contiguous()
 
-    splits = _splits(batch * kv_heads, keys)
+    splits = _splits(batch * kv_heads, keys, batch * heads * queries * width * dtype.itemsize)
+    stored = inputs.query.dtype
 
-    def zeros(need: bool, *shape: int) -> Tensor | None:
-        return torch.zeros(shape, dtype=dtype, device="cpu") if need else None
+    make = torch.empty if result.lse.numel() else torch.zeros
 
-    d_query = zeros(needs.query, splits, batch, heads, queries, width)
-    d_key = zeros(needs.key, *inputs.key.shape)
-    d_value = zeros(needs.value, *inputs.value.shape) if inputs.value is not None else None
-    from_pivot = zeros(needs.scale, splits, batch, heads, queries)
-    d_mask = zeros(needs.mask, *inputs.mask.shape) if inputs.mask is not None else None
-    if result.lse.numel() and keys:
+    def empty(need: bool, dtype: torch.dtype, *shape: int) -> Tensor | None:
+        return make(shape, dtype=dtype, device="cpu") if need else None
+
+    d_query = empty(needs.query, stored if splits == 1 else dtype, splits, batch, heads, queries, width)
+    d_key = empty(needs.key, stored, *inputs.key.shape)
+    d_value = empty(needs.value, stored, *inputs.value.shape) if inputs.value is not None else None
+    from_pivot = empty(needs.scale, dtype, splits, batch, heads, queries)
+    d_mask = empty(needs.mask, dtype, *inputs.mask.shape) if inputs.mask is not None else None
+    if result.lse.numel():
         # Autograd may hand on a gradient whose sign is yet to be turned; the kernel reads memory.
         flow = None if upstream.output is None else upstream.output.resolve_neg()
         view = _NO_VIEW if flow is None else _view(flow)
         # Under a cap Σ dz is known only by summing it, and a pivot would bring in its rounding.
         pivot = 0 if rules.softcap is not None else kept.product_pivot.data_ptr()
-        flowing = (constant.data_ptr(), _address(entropy), pivot)
+        flowing = (_address(of_lse), _address(entropy), pivot, constant.data_ptr())
         grown = tuple(_address(each) for each in (d_query, d_key, d_value, from_pivot, d_mask))
-        written = (0, 0, 0, 0, 0, *(each.data_ptr() for each in kept[:4]))
+        written = (0, 0, 0, 0, _address(output), *(each.data_ptr() for each in kept[:4]))
         _run(
             "backward",
             inputs,
@@ -237,9 +239,9 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
             of_rows = of_rows + torch.where(torch.isfinite(kept.product_pivot), kept.product_pivot, 0.0).double() * total
         d_scale = of_rows.sum_to_size(inputs.scale.shape)
     return Gradients(
-        None if d_query is None else (d_query.sum(0) if splits > 1 else d_query[0]).to(inputs.query.dtype),
-        None if d_key is None else d_key.to(inputs.key.dtype),
-        None if d_value is None or inputs.value is None else d_value.to(inputs.value.dtype),
+        None if d_query is None else d_query[0] if splits == 1 else d_query.sum(0).to(stored),
+        d_key,
+        d_value,
         None if d_mask is None or inputs.mask is None else d_mask.to(inputs.mask.dtype),
         None if d_scale is None else d_scale.to(dtype),
         d_sink.sum((0, 2), dtype=torch.float64).to(dtype) if needs.sinks and d_sink is not None else None,
@@ -258,9 +260,11 @@ def _sink_gradient(
     return kept.sink * (constant - entropy * surprise)
 
 
-def _splits(units: int, keys: int) -> int:
+def _splits(units: int, keys: int, query_bytes: int) -> int:
+    """How many parts the keys are dealt to: as many as keep threads busy, as far as a gradient of the queries each is no burden."""
     tiles = -(-keys // _TILE_KEYS)
-    return max(1, min(_MOST_SPLITS, -(-_UNITS_WANTED // max(units, 1)), tiles))
+    affordable = 1 + _MOST_BYTES_OF_SPLITS // max(query_bytes, 1)
+    return max(1, min(_MOST_SPLITS, -(-_UNITS_WANTED // max(units, 1)), tiles, affordable))
 
 
 def _run(
@@ -269,7 +273,7 @@ def _run(
     rules: Rules,
     statistics: bool,
     written: tuple[int, ...],
-    flowing: tuple[int, int, int],
+    flowing: tuple[int, int, int, int],
     output_gradient: tuple[int, ...] = _NO_VIEW,
     splits: int = 1,
     grown: tuple[int, ...] = (0, 0, 0, 0, 0),

@@ -281,59 +281,60 @@ void add_values_carefully(const Block<Real>& block, const Visibility<Real>& seen
 template <class Stored, class Real, bool statistics>
 void finish_block(const Problem& p, const Block<Real>& block, const Running<Real>& running, const Real* output) {
   const int64_t rows_in_all = p.batch * p.heads * p.queries;
+  const Real sink = p.sinks ? reinterpret_cast<const Real*>(p.sinks)[block.head] : Real(-kInfinity);
+  const bool sinks = sink != Real(-kInfinity);
   for (int64_t r = 0; r < block.rows; ++r) {
-    const int v = r / kLanes<Real>, lane = r % kLanes<Real>;
     const int64_t row = (block.batch * p.heads + block.head) * p.queries + block.first + r;
-    const auto put = [row](int64_t address, double x) {
-      if (address != 0) reinterpret_cast<Real*>(address)[row] = static_cast<Real>(x);
+    const auto put = [row](int64_t address, double x) {  // some figures are not asked for
+      if (address) reinterpret_cast<Real*>(address)[row] = static_cast<Real>(x);
     };
-    const double keys_total = running.total[v][lane];
+    const auto of_row = [r](const auto* figures) { return reinterpret_cast<const Real*>(figures)[r]; };
+    const double keys_total = of_row(running.total);
     // A logit that is NaN spoils the sums but may be lost among the maxima: the row then is as one whose largest logit is NaN.
-    const bool spoilt = keys_total != keys_total && running.pivot[v][lane] != Real(kInfinity);
-    const Real scale = block.raw ? block.scale[r] : Real(1), pivot = spoilt ? Real(keys_total) : running.pivot[v][lane];
+    const bool spoilt = keys_total != keys_total && of_row(running.pivot) != Real(kInfinity);
+    const Real scale = block.raw ? block.scale[r] : Real(1), pivot = spoilt ? Real(keys_total) : of_row(running.pivot);
     const bool unseen = pivot == Real(-kInfinity);
     const Real top = unseen ? pivot : scale * pivot;
-    const Real sink = p.sinks ? reinterpret_cast<const Real*>(p.sinks)[block.head] : Real(-kInfinity);
-    const bool sinks = sink != Real(-kInfinity), nothing = unseen && !sinks;
+    const bool nothing = unseen && !sinks;
     const double shift = nothing ? 0.0 : (sink > top ? sink : top);
-    const double key_weight = unseen ? 0.0 : std::exp(top - shift);
+    const double key_weight = unseen ? 0.0 : !sinks ? 1.0 : std::exp(top - shift);
     const double sink_weight = !sinks ? 0.0 : std::exp(sink - shift);  // NaN where it is +∞
-    const double total = nothing ? 1.0 : key_weight * keys_total + sink_weight;
-    double weighted = unseen ? 0.0 : key_weight * (running.weighted[v][lane] * kLn2 + keys_total * (top - shift));
+    const double total = nothing ? 1.0 : key_weight * keys_total + sink_weight, by_total = 1.0 / total;
+    double weighted = unseen ? 0.0 : key_weight * (of_row(running.weighted) * kLn2 + keys_total * (top - shift));
     if (sink_weight > 0) weighted += sink_weight * (sink - shift);
-    const double log_total = std::log(total), entropy = nothing ? 0.0 : log_total - weighted / total;
-    const double keys_1 = key_weight / total, sinks_1 = sink_weight / total;
+    const double log_total = std::log(total), entropy = nothing ? 0.0 : log_total - weighted * by_total;
+    const double keys_1 = key_weight * by_total, sinks_1 = sink_weight * by_total;
     put(p.lse, nothing ? -kInfinity : shift + log_total);
     put(p.entropy, entropy);
     put(p.pivot, unseen ? 0.0 : pivot);
     put(p.peak, keys_1);
     put(p.surprise, unseen ? 0.0 : (top - shift) - log_total + entropy);
     put(p.sink, sinks_1);
-    put(p.product_pivot, running.product_max[v][lane]);
+    put(p.product_pivot, of_row(running.product_max));
 
     if (statistics) {
       const double no_number = __builtin_nan("");
-      const double count = running.count[v][lane], divisor = count > 0 ? count : 1.0;
-      const double mean = running.sum[v][lane] / divisor, spread = running.sum_squares[v][lane] / divisor - mean * mean;
-      const Real smallest = spoilt ? pivot : running.smallest[v][lane];
+      const double count = of_row(running.count), by_count = count > 0 ? 1.0 / count : 1.0;
+      const double mean = of_row(running.sum) * by_count, spread = of_row(running.sum_squares) * by_count - mean * mean;
+      const Real smallest = spoilt ? pivot : of_row(running.smallest);
       const bool falls = smallest == Real(-kInfinity);  // a visible logit of −∞, which the sums passed over as if it were hidden
-      const bool products_spoilt = running.spoilt[v][lane] || (spoilt && block.raw);
-      const double fields[10] = {
-          count,
-          unseen ? -kInfinity : top,
-          block.raw && count > 0 ? scale * smallest : smallest,
-          count > 0 ? running.argmax[v][lane] : -1.0,
-          falls       ? no_number
-          : count > 0 ? scale * (running.centre[v][lane] + mean)
-                      : 0.0,
-          falls ? no_number : double(scale) * scale * (spread < 0 ? 0.0 : spread),
-          nothing ? 0.0 : keys_1 * keys_1 * running.squares[v][lane] + sinks_1 * sinks_1,
-          nothing ? 0.0 : keys_1 * keys_1 * keys_1 * running.cubes[v][lane] + sinks_1 * sinks_1 * sinks_1,
-          products_spoilt ? no_number : running.product_max[v][lane],
-          products_spoilt ? no_number : running.product_min[v][lane],
+      const bool products_spoilt =
+          reinterpret_cast<const typename LaneTypes<Real>::Integer*>(running.spoilt)[r] != 0 || (spoilt && block.raw);
+      Real* field = reinterpret_cast<Real*>(p.rest) + row;
+      const auto next = [&field, rows_in_all](double x) {
+        *field = static_cast<Real>(x);
+        field += rows_in_all;
       };
-      for (int field = 0; field < 10; ++field)
-        reinterpret_cast<Real*>(p.rest)[field * rows_in_all + row] = static_cast<Real>(fields[field]);
+      next(count);
+      next(unseen ? -kInfinity : top);
+      next(block.raw && count > 0 ? scale * smallest : smallest);
+      next(count > 0 ? of_row(running.argmax) : -1.0);
+      next(falls ? no_number : count > 0 ? scale * (of_row(running.centre) + mean) : 0.0);
+      next(falls ? no_number : double(scale) * scale * (spread < 0 ? 0.0 : spread));
+      next(nothing ? 0.0 : keys_1 * keys_1 * of_row(running.squares) + sinks_1 * sinks_1);
+      next(nothing ? 0.0 : keys_1 * keys_1 * keys_1 * of_row(running.cubes) + sinks_1 * sinks_1 * sinks_1);
+      next(products_spoilt ? no_number : of_row(running.product_max));
+      next(products_spoilt ? no_number : of_row(running.product_min));
     }
     if (p.output == 0) continue;
     Stored* place = reinterpret_cast<Stored*>(p.output) + row * p.value_width;

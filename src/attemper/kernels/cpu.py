@@ -172,9 +172,9 @@ def _plan(
         *(_CODES[dtype], 0, batch, heads, heads, queries, keys, width, value_width),
         *(0, *strides[0], 0, *strides[1], 0, *strides[2], *_NO_VIEW),
         *(scale.data_ptr(), 0, 0, 0, 0, 0),
-        *(0, _UNLIMITED, 0 if is_causal else _UNLIMITED, 0, threads, 0),
+        *(0, 1, _UNLIMITED, 0 if is_causal else _UNLIMITED, 0, threads, 0),
         *(0,) * 9,
-        *(*_NO_VIEW, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1),
+        *(*_NO_VIEW, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1),
         *(0.0, 0.0, 0.0),
     )
     head, _, of_query, _, of_key, _, of_value, _, tail = _AROUND_ADDRESSES.unpack(record)

@@ -48,16 +48,16 @@ bool backward_of(const Problem& p) {
   using Real = typename ComputeOf<Stored>::Type;
   bool enough = true;
   if (p.query_gradient || p.key_gradient || p.value_gradient || p.from_pivot)
-    enough =
-        for_each_unit(p.batch * p.kv_heads * p.splits, p.threads, backward_scratch<Real>(p), [&](int64_t unit, char* memory) {
+    enough = for_each_unit(
+        p.batch * p.kv_heads * p.splits, p.threads, backward_scratch<Stored, Real>(p), [&](int64_t unit, char* memory) {
           const int64_t split = unit % p.splits, kv_head = unit / p.splits % p.kv_heads, batch = unit / p.splits / p.kv_heads;
           backward_unit<Stored, Real>(p, batch, kv_head, split, memory);
         });
   if (p.mask_gradient)
-    enough = enough &&
-             for_each_unit(p.mask_batch * p.mask_heads, p.threads, backward_scratch<Real>(p), [&](int64_t unit, char* memory) {
-               mask_gradient_unit<Stored, Real>(p, unit / p.mask_heads, unit % p.mask_heads, memory);
-             });
+    enough = enough && for_each_unit(p.mask_batch * p.mask_heads, p.threads, backward_scratch<Stored, Real>(p),
+                                     [&](int64_t unit, char* memory) {
+                                       mask_gradient_unit<Stored, Real>(p, unit / p.mask_heads, unit % p.mask_heads, memory);
+                                     });
   return enough;
 }
 

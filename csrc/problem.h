@@ -38,7 +38,9 @@ struct Problem {
   int64_t splits;                                     // parts into which the keys are dealt
   int64_t query_gradient;                             // [splits, batch, heads, queries, width], compute type; 0: not wanted
   int64_t key_gradient, value_gradient;  // [batch, kv_heads, keys, width or value_width], compute type; 0: not wanted
-  int64_t from_pivot;                    // [splits, batch, heads, queries]: for the gradient of the scale; 0: not wanted
+  // [1, splits, batch, heads, queries], for the gradient of the scale: Σ dz·(u − pivot). Of bfloat16 [3, …]: next to it the two
+  // sums of sum_flow in backward.h. 0: not wanted.
+  int64_t from_pivot;
   int64_t mask_gradient, mask_batch, mask_heads, mask_queries, mask_keys;  // compute type, contiguous; 0: not wanted
 
   double softcap;  // 0: none

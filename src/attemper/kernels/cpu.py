@@ -65,7 +65,7 @@ def _choose() -> None:
     wanted = os.environ.get(_ISA_VARIABLE, "")
     if _cpu is not None and not _cpu.choose_instruction_set(wanted):
         raise UnsupportedError(
-            f"{_ISA_VARIABLE}: got {wanted!r}; expected avx512, avx2 or portable, as far as this processor has it"
+            f"{_ISA_VARIABLE}: got {wanted!r}; expected avx512bf16, avx512, avx2 or portable, as far as this processor has it"
         )
 
 
@@ -127,7 +127,11 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
     d_query = zeros(needs.query, splits, batch, heads, queries, width)
     d_key = zeros(needs.key, *inputs.key.shape)
     d_value = zeros(needs.value, *inputs.value.shape) if inputs.value is not None else None
-    from_pivot = zeros(needs.scale, splits, batch, heads, queries)
+    # Weights of bfloat16 may have been rounded before they met the values, and D = Σ o·do with them. Gradients in float want
+    # better: two more sums of the backward pass give D again, and what its error does to the first.
+    rounded = inputs.query.dtype == torch.bfloat16
+    again = rounded and (needs.scale or needs.sinks or needs.mask)
+    sums = zeros(needs.scale or again, 3 if rounded else 1, splits, batch, heads, queries)
     d_mask = zeros(needs.mask, *inputs.mask.shape) if inputs.mask is not None else None
     if result.lse.numel() and keys:
         # Autograd may hand on a gradient whose sign is yet to be turned; the kernel reads memory.
@@ -135,26 +139,25 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
         view = _NO_VIEW if flow is None else _view(flow)
         # Under a cap Σ dz is known only by summing it, and a pivot would bring in its rounding.
         pivot = 0 if rules.softcap is not None else kept.product_pivot.data_ptr()
-        flowing = (constant.data_ptr(), _address(entropy), pivot)
-        grown = tuple(_address(each) for each in (d_query, d_key, d_value, from_pivot, d_mask))
         written = (0, 0, 0, 0, 0, *(each.data_ptr() for each in kept[:4]))
-        _run(
-            "backward",
-            inputs,
-            rules,
-            False,
-            written,
-            flowing,
-            view,
-            splits,
-            grown,
-            (1, 1, 1, 1) if d_mask is None else d_mask.shape,
-        )
+
+        def gather(constant: Tensor, *grown: Tensor | None) -> None:
+            flowing = (constant.data_ptr(), _address(entropy), pivot)
+            shape = (1, 1, 1, 1) if d_mask is None else d_mask.shape
+            _run("backward", inputs, rules, False, written, flowing, view, splits, tuple(map(_address, grown)), shape)
+
+        gather(constant, d_query, d_key, d_value, sums, None if again else d_mask)
+        if again and sums is not None:
+            exact = (torch.zeros_like(result.lse) if upstream.lse is None else upstream.lse).double() - sums[1].double().sum(0)
+            error, constant = constant - exact, exact.to(dtype).contiguous()
+            sums[0, 0] -= error * sums[2].double().sum(0)
+            if d_mask is not None:
+                gather(constant, None, None, None, None, d_mask)
 
     d_sink = _sink_gradient(inputs, kept, result.entropy, constant, entropy)
     d_scale = None
-    if from_pivot is not None:
-        of_rows = from_pivot.double().sum(0)
+    if needs.scale and sums is not None:
+        of_rows = sums[0].double().sum(0)
         if rules.softcap is None:
             # Σ dz over keys and sink is the gradient of lse, exactly.
             total = torch.zeros_like(result.lse) if upstream.lse is None else upstream.lse.to(dtype)

@@ -13,6 +13,7 @@ ATTEMPER_DECLARE(portable)
 #if defined(__x86_64__)
 ATTEMPER_DECLARE(avx2)
 ATTEMPER_DECLARE(avx512)
+ATTEMPER_DECLARE(avx512bf16)
 #endif
 
 namespace {
@@ -24,15 +25,18 @@ struct Build {
   bool (*backward)(const Problem&);
 };
 
+#if defined(__x86_64__)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("f16c");
+}
+#endif
+
 // Best first.
 const Build kBuilds[] = {
 #if defined(__x86_64__)
-    {"avx512",
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("f16c");
-     },
-     forward_avx512, backward_avx512},
+    {"avx512bf16", [] { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }, forward_avx512bf16, backward_avx512bf16},
+    {"avx512", has_avx512, forward_avx512, backward_avx512},
     {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); },
      forward_avx2, backward_avx2},
 #endif

@@ -4,7 +4,7 @@
 
 namespace attemper {
 
-// Name of the instruction set in use: "avx512", "avx2" or "portable".
+// Name of the instruction set in use: "avx512bf16" (which multiplies bfloat16 in pairs), "avx512", "avx2" or "portable".
 const char* instruction_set();
 
 // Chooses by name; "" chooses the best that this processor has. False where there is no such build or the processor lacks it.

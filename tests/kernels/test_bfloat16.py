@@ -38,8 +38,8 @@ def test_weights_are_rounded_to_the_nearest(keys: int) -> None:
 def test_a_weight_between_two_numbers_takes_the_even_one(steps: int) -> None:
     # One key has the weight 1, dropout makes it 1 / (1 − p): here an odd multiple of half a step.
     weight = 1.0 + steps * 2.0**-8
-    *tensors, flow = draw(1, 1, 3, 2, heads=19)
-    gradient = everything(*tensors, torch.ones_like(flow), dropout_p=1.0 - 1.0 / weight)[-1]
+    query, key, value, flow = draw(1, 1, 3, 2, heads=19)
+    gradient = everything(query, key, value, torch.ones_like(flow), dropout_p=1.0 - 1.0 / weight)[-1]
     kept = gradient[gradient != 0.0]
     assert len(kept) > 19
     assert torch.equal(kept, torch.tensor(weight).bfloat16().expand_as(kept))

@@ -7,7 +7,8 @@
 // Where keys are dealt to several units each has a dQ of its own; they are added up afterwards, in order. How many there are
 // depends on the shape alone, so the result does not depend on the number of threads.
 #pragma once
-#include "tile.h"
+#include "dots.h"
+#include "operands.h"
 
 namespace attemper {
 namespace {
@@ -47,40 +48,25 @@ inline int64_t place_in_unit(const Problem& p, int64_t key) { return key / kTile
 // The scratch of a unit.
 template <class Real>
 struct Desk {
-  Real *query, *output_gradient;            // [width or value_width][block]
-  Real *query_rows, *output_gradient_rows;  // [block][padded width]
-  Real *products, *weights, *gradient;      // [tile keys][block]
+  Real *products, *weights, *gradient;  // [tile keys][block]
   Real *bias, *keep;
-  Real *key_rows, *value_rows, *clean;  // [tile keys][width or value_width]
+  Real* clean;                          // [tile keys][width]
   Real* query_gradient;                 // [width][block]
   Real *key_gradient, *value_gradient;  // [the unit's keys][padded width]
 
   Desk(const Problem& p, Arena& arena) {
     const int64_t tile = kTileKeys * kBlock<Real>, width = padded<Real>(p.width), value_width = padded<Real>(p.value_width);
-    query = arena.take<Real>(p.width * kBlock<Real>);
-    output_gradient = arena.take<Real>(p.value_width * kBlock<Real>);
-    query_rows = arena.take<Real>(width * kBlock<Real>);
-    output_gradient_rows = arena.take<Real>(value_width * kBlock<Real>);
     products = arena.take<Real>(tile);
     weights = arena.take<Real>(tile);
     gradient = arena.take<Real>(tile);
     bias = arena.take<Real>(tile);
     keep = arena.take<Real>(tile);
-    key_rows = arena.take<Real>(kTileKeys * p.width);
-    value_rows = arena.take<Real>(kTileKeys * p.value_width);
     clean = arena.take<Real>(kTileKeys * p.width);
     query_gradient = arena.take<Real>(p.width * kBlock<Real>);
     key_gradient = arena.take<Real>(p.key_gradient ? keys_of_unit(p) * width : 0);
     value_gradient = arena.take<Real>(p.value_gradient ? keys_of_unit(p) * value_width : 0);
   }
 };
-
-template <class Real>
-int64_t backward_scratch(const Problem& p) {
-  Arena arena(nullptr);
-  Desk<Real> desk(p, arena);
-  return arena.used(nullptr) + 64;
-}
 
 // Rows as they are, padded with noughts to whole vectors; says whether all of them are finite.
 template <class Stored, class Real>
@@ -93,16 +79,10 @@ bool copy_rows(const View& view, const Block<Real>& block, int64_t width, Real* 
   return all_finite(rows, stride, block.rows, width);
 }
 
-template <class Stored, class Real>
-void pack_block(const Problem& p, const Block<Real>& block, Desk<Real>& desk) {
-  pack_rows<Stored>(p.query, block, p.width, desk.query);
-  if (p.output_gradient.address) pack_rows<Stored>(p.output_gradient, block, p.value_width, desk.output_gradient);
-}
-
-template <class Real, Layout layout>
-void multiply_into(const Real* a, int64_t a_stride, const Real* b, int64_t b_stride, int64_t inner, int64_t rows, int64_t columns,
-                   Real* to, int64_t to_stride, bool add) {
-  multiply<Real, layout>(a, a_stride, b, b_stride, inner, rows, columns,
+template <class Term, Layout layout, class Real>
+ATTEMPER_OUTLINED void multiply_into(const Term* a, int64_t a_stride, const Term* b, int64_t b_stride, int64_t inner,
+                                     int64_t rows, int64_t columns, Real* to, int64_t to_stride, bool add) {
+  multiply<Term, layout>(a, a_stride, b, b_stride, inner, rows, columns,
                          [&](int64_t row, int64_t column, auto& sums) ATTEMPER_INLINED {
                            constexpr int count = sizeof(sums) / sizeof(sums[0]), vectors = sizeof(sums[0]) / sizeof(sums[0][0]);
 #pragma GCC unroll 16
@@ -168,6 +148,36 @@ void logit_gradients(const Problem& p, const Block<Real>& block, const RowTerms<
   }
 }
 
+// Σ p·dp·keep and Σ p·(u − pivot), the latter back through the cap: row figures from which the caller takes the error of
+// `constant` out of gradients that are kept in float. Where the forward pass rounded the weights, D = Σ o·do has that error.
+// Needs desk.products, and dP in desk.gradient.
+template <class Real>
+void sum_flow(const Problem& p, const Block<Real>& block, const RowTerms<Real>& rows, const Visibility<Real>& seen, int64_t keys,
+              const Desk<Real>& desk, Real* flow, Real* swing) {
+  const Vec<Real> nought = splat(Real(0));
+  for (int v = 0; v < block.vectors; ++v) {
+    const int lanes = v * kLanes<Real>;
+    const Vec<Real> scale = load(block.scale + lanes), factor = (block.raw ? scale : splat(Real(1))) * splat(Real(kLog2E));
+    const Vec<Real> pivot = load(rows.pivot + lanes), product_pivot = load(rows.product_pivot + lanes);
+    Vec<Real> flowing = nought, swinging = nought;
+    for (int64_t j = 0; j < keys; ++j) {
+      const int64_t place = j * kBlock<Real> + lanes;
+      const Vec<Real> product = load(desk.products + place);
+      const Vec<Real> x = block.raw ? product : logit_of(p, block, seen, product, j, v);
+      const Vec<Real> weight = exp2_of(bounded((x - pivot) * factor)) * load(rows.peak + lanes);
+      Vec<Real> into = p.output_gradient.address ? weight * load(desk.gradient + place) : nought;
+      if (p.dropout_p > 0) into *= load(desk.keep + place);
+      Vec<Real> from = weight * (product - product_pivot);
+      if (p.softcap != 0) from *= tanh_slope_of<Real>(product * load(block.scale_by_cap + lanes));
+      const Ints<Real> visible = seen.of(j, v);
+      flowing += visible ? into : nought;
+      swinging += visible ? from : nought;
+    }
+    store(flow + lanes, load(flow + lanes) + flowing);
+    store(swing + lanes, load(swing + lanes) + swinging);
+  }
+}
+
 // Σ weight · row for rows that hold something not finite, of which the cleaned copy has noughts: only to keys that see them.
 template <class Real>
 void add_broken_rows(const Block<Real>& block, const Visibility<Real>& seen, const Real* rows, int64_t width, const Real* weights,
@@ -209,6 +219,138 @@ void clear_broken(Real* rows, int64_t count) {
     if (!(rows[i] - rows[i] == 0)) rows[i] = 0;
 }
 
+// The rows of a block, queries or output gradients, as the sum over queries reads them.
+template <class Stored, class Real>
+struct BlockRows {
+  const View& view;
+  const int64_t width, stride;
+  Real* rows;   // [block][stride]; in pairs only where something is not finite
+  Pair* pairs;  // [block/2][stride]
+  bool finite = true;
+
+  BlockRows(const View& from, int64_t columns, Arena& arena) : view(from), width(columns), stride(padded<Real>(columns)) {
+    rows = arena.take<Real>(stride * kBlock<Real>);
+    pairs = arena.take<Pair>(kInPairs<Stored> ? stride * kBlock<Real> / 2 : 0);
+  }
+
+  void begin_block(const Block<Real>& block) {
+    if constexpr (kInPairs<Stored>) {
+      join_query_rows<Stored>(view, block, width, stride, pairs);
+      finite = all_finite(pairs, stride, query_pairs(block), width);
+    } else {
+      finite = copy_rows<Stored>(view, block, width, rows);
+    }
+  }
+
+  // to += weightsᵀ · rows, a row for each key of a tile.
+  void add_to_keys(const Block<Real>& block, const Visibility<Real>& seen, const Real* weights, int64_t keys, Pair* weight_pairs,
+                   Real* to) {
+    const bool careful = !seen.whole && !finite;
+    if constexpr (kInPairs<Stored>) {
+      if (!careful) {
+        join_queries(block, weights, keys, weight_pairs);
+        return multiply_into<Pair, kInnerContiguous>(weight_pairs, kBlock<Real> / 2, pairs, stride, query_pairs(block), keys,
+                                                     stride, to, stride, true);
+      }
+      copy_rows<Stored>(view, block, width, rows);
+    }
+    if (careful) {
+      add_broken_rows(block, seen, rows, width, weights, keys, to);
+      clear_broken(rows, block.rows * stride);
+    }
+    multiply_into<Real, kInnerContiguous>(weights, kBlock<Real>, rows, stride, block.rows, keys, stride, to, stride, true);
+    if (careful) copy_rows<Stored>(view, block, width, rows);
+  }
+};
+
+// What is multiplied for a block of queries and a tile of keys, laid out for each product.
+template <class Stored, class Real>
+struct Operands {
+  typedef typename TermOf<Stored>::Type Term;
+  const Problem& p;
+  Term *query, *output_gradient;                               // [terms of the width][block]
+  Term *key_rows, *value_rows;                                 // [tile keys][terms of the width]
+  Pair *weights_over_queries, *weights_over_keys, *key_pairs;  // [tile keys][block/2], [tile keys/2][block or width]
+  Real* few_rows;                                              // [queries][padded width], where there are few
+  BlockRows<Stored, Real> query_rows, output_gradient_rows;
+  Rows<Term> key;
+
+  Operands(const Problem& problem, Arena& arena)
+      : p(problem), query_rows(p.query, p.width, arena), output_gradient_rows(p.output_gradient, p.value_width, arena) {
+    const int64_t terms = terms_of<Term>(p.width), value_terms = terms_of<Term>(p.value_width);
+    const int64_t key_pairs_in_tile = kInPairs<Stored> ? kTileKeys / 2 : 0;
+    query = arena.take<Term>(terms * kBlock<Real>);
+    output_gradient = arena.take<Term>(value_terms * kBlock<Real>);
+    key_rows = arena.take<Term>(kTileKeys * terms);
+    value_rows = arena.take<Term>(kTileKeys * value_terms);
+    weights_over_queries = arena.take<Pair>(key_pairs_in_tile * kBlock<Real>);
+    weights_over_keys = arena.take<Pair>(key_pairs_in_tile * kBlock<Real>);
+    key_pairs = arena.take<Pair>(key_pairs_in_tile * p.width);
+    few_rows = arena.take<Real>(few_queries<Real>(p) ? p.queries * padded<Real>(p.width) : 0);
+  }
+
+  void begin_block(const Block<Real>& block) {
+    pack_rows<Stored>(p.query, block, p.width, query);
+    if (few_queries<Real>(p)) copy_rows<Stored>(p.query, block, p.width, few_rows);
+    if (p.output_gradient.address) pack_rows<Stored>(p.output_gradient, block, p.value_width, output_gradient);
+  }
+
+  // S = K·Qᵀ and dP = V·dOᵀ of a tile.
+  void multiply_tile(const Block<Real>& block, int64_t first, int64_t keys, Desk<Real>& desk) {
+    key = rows_of<Stored>(p.key, block.batch, block.kv_head, first, keys, p.width, key_rows);
+    if (few_queries<Real>(p))
+      multiply_few(block, first, keys, desk);
+    else
+      multiply_into<Term, kInnerContiguous>(key.data, key.stride, query, kBlock<Real>, terms_of<Term>(p.width), keys,
+                                            block.vectors * kLanes<Real>, desk.products, kBlock<Real>, false);
+    if (p.output_gradient.address == 0) return;
+    const Rows<Term> value = rows_of<Stored>(p.value, block.batch, block.kv_head, first, keys, p.value_width, value_rows);
+    multiply_into<Term, kInnerContiguous>(value.data, value.stride, output_gradient, kBlock<Real>, terms_of<Term>(p.value_width),
+                                          keys, block.vectors * kLanes<Real>, desk.gradient, kBlock<Real>, false);
+  }
+
+  // S of a tile as decode.h has it.
+  void multiply_few(const Block<Real>& block, int64_t first, int64_t keys, Desk<Real>& desk) {
+    const Rows<Real> rows = rows_of<Stored>(p.key, block.batch, block.kv_head, first, keys, p.width, desk.clean);
+    for (int64_t r = 0; r < block.rows; ++r) {
+      const Real* query_row = few_rows + r * padded<Real>(p.width);
+      for (int64_t j = 0; j < keys; ++j)
+        dot<Real, 1, 1>({rows.data + j * rows.stride, rows.stride}, query_row, 0, p.width,
+                        [&](int, int, Real product) { desk.products[j * kBlock<Real> + r] = product; });
+    }
+    for (int64_t j = 0; j < keys; ++j)
+      for (int64_t r = block.rows; r < block.vectors * kLanes<Real>; ++r) desk.products[j * kBlock<Real> + r] = 0;
+  }
+
+  // dQᵀ += Kᵀ·dU of the tile.
+  void add_to_queries(const Block<Real>& block, const Visibility<Real>& seen, int64_t first, int64_t keys, Desk<Real>& desk) {
+    const int64_t lanes = block.vectors * kLanes<Real>;
+    Rows<Real> rows;
+    if (!seen.whole && !all_finite(key.data, key.stride, keys, terms_of<Term>(p.width))) {
+      rows = rows_of<Stored>(p.key, block.batch, block.kv_head, first, keys, p.width, desk.clean, true);
+      add_broken_keys(block, seen, rows, p.width, desk.gradient, keys, desk.query_gradient);
+      clear_broken(desk.clean, keys * p.width);
+    } else if constexpr (kInPairs<Stored>) {
+      const Rows<Pair> pairs = join_key_rows<Stored>(p.key, block.batch, block.kv_head, first, keys, p.width, key_pairs);
+      join_keys(block, desk.gradient, keys, weights_over_keys);
+      return multiply_into<Pair, kRowContiguous>(pairs.data, pairs.stride, weights_over_keys, kBlock<Real>, terms_of<Pair>(keys),
+                                                 p.width, lanes, desk.query_gradient, kBlock<Real>, true);
+    } else {
+      rows = key;
+    }
+    multiply_into<Real, kRowContiguous>(rows.data, rows.stride, desk.gradient, kBlock<Real>, keys, p.width, lanes,
+                                        desk.query_gradient, kBlock<Real>, true);
+  }
+};
+
+template <class Stored, class Real>
+int64_t backward_scratch(const Problem& p) {
+  Arena arena(nullptr);
+  Desk<Real> desk(p, arena);
+  Operands<Stored, Real> operands(p, arena);
+  return arena.used(nullptr) + 64;
+}
+
 // What every logit's gradient of a row has in common: the gradient of lse − Σ o·do. In double: where the weights are sharp, it is
 // nearly the opposite of what a key adds to it.
 template <class Stored, class Real>
@@ -216,7 +358,7 @@ void constants_of_block(const Problem& p, int64_t batch, int64_t head, int64_t f
   for (int64_t query = first; query < least(first + kBlock<Real>, p.queries); ++query) {
     const int64_t row = (batch * p.heads + head) * p.queries + query;
     double sums[4] = {};
-    if (p.output_gradient.address) {
+    if (p.output_gradient.address && p.unrounded) {
       const Stored* gradient = at<Stored>(p.output_gradient, batch, head, query);
       const Real* output = reinterpret_cast<const Real*>(p.unrounded) + row * p.value_width;
       for (int64_t c = 0; c < p.value_width; ++c)
@@ -231,24 +373,25 @@ template <class Stored, class Real>
 void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t split, char* memory) {
   Arena arena(memory);
   Desk<Real> desk(p, arena);
+  Operands<Stored, Real> operands(p, arena);
   const int64_t width = padded<Real>(p.width), value_width = padded<Real>(p.value_width), groups = p.heads / p.kv_heads;
   const int64_t rows_in_all = p.batch * p.heads * p.queries;
   if (p.key_gradient) memset(desk.key_gradient, 0, sizeof(Real) * keys_of_unit(p) * width);
   if (p.value_gradient) memset(desk.value_gradient, 0, sizeof(Real) * keys_of_unit(p) * value_width);
-  alignas(64) Real from_pivot[kBlock<Real>];
+  const bool sums_flow = kInPairs<Stored> && p.from_pivot != 0;
+  alignas(64) Real sums[3][kBlock<Real>];  // in the order of Problem::from_pivot
 
   for (int64_t head = kv_head * groups; head < (kv_head + 1) * groups; ++head)
     for (int64_t first = 0; first < p.queries; first += kBlock<Real>) {
       Block<Real> block;
       begin_block(p, batch, head, first, block);
       const RowTerms<Real> rows(p, block);
-      pack_block<Stored>(p, block, desk);
-      const bool query_finite = copy_rows<Stored>(p.query, block, p.width, desk.query_rows);
       const bool flows = p.output_gradient.address != 0;
-      const bool gradient_finite =
-          !flows || copy_rows<Stored>(p.output_gradient, block, p.value_width, desk.output_gradient_rows);
+      operands.begin_block(block);
+      operands.query_rows.begin_block(block);
+      if (flows) operands.output_gradient_rows.begin_block(block);
       memset(desk.query_gradient, 0, sizeof(Real) * p.width * kBlock<Real>);
-      memset(from_pivot, 0, sizeof(from_pivot));
+      memset(sums, 0, sizeof(sums));
 
       int64_t begin, end;
       keys_in_reach(p, first, block.rows, begin, end);
@@ -257,48 +400,17 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
         const int64_t keys = least(kTileKeys, end - j);
         Visibility<Real> seen;
         if (!find_visibility(p, block, j, keys, desk.bias, seen)) continue;
-        Rows<Real> key = rows_of<Stored>(p.key, batch, kv_head, j, keys, p.width, desk.key_rows);
-        multiply_into<Real, kInnerContiguous>(key.data, key.stride, desk.query, kBlock<Real>, p.width, keys,
-                                              block.vectors * kLanes<Real>, desk.products, kBlock<Real>, false);
-        if (flows) {
-          const Rows<Real> value = rows_of<Stored>(p.value, batch, kv_head, j, keys, p.value_width, desk.value_rows);
-          multiply_into<Real, kInnerContiguous>(value.data, value.stride, desk.output_gradient, kBlock<Real>, p.value_width, keys,
-                                                block.vectors * kLanes<Real>, desk.gradient, kBlock<Real>, false);
-        }
+        operands.multiply_tile(block, j, keys, desk);
         if (p.dropout_p > 0) keep_factors(p, block, j, keys, desk.keep);
-        logit_gradients<Real, true>(p, block, rows, seen, keys, desk, from_pivot);
-        if (p.value_gradient && flows) {
-          Real* to = desk.value_gradient + place_in_unit(p, j) * value_width;
-          if (!seen.whole && !gradient_finite) {
-            add_broken_rows(block, seen, desk.output_gradient_rows, p.value_width, desk.weights, keys, to);
-            clear_broken(desk.output_gradient_rows, block.rows * value_width);
-          }
-          multiply_into<Real, kInnerContiguous>(desk.weights, kBlock<Real>, desk.output_gradient_rows, value_width, block.rows,
-                                                keys, value_width, to, value_width, true);
-          if (!seen.whole && !gradient_finite)
-            copy_rows<Stored>(p.output_gradient, block, p.value_width, desk.output_gradient_rows);
-        }
-        if (p.query_gradient) {
-          if (!seen.whole && !all_finite(key.data, key.stride, keys, p.width)) {
-            add_broken_keys(block, seen, key, p.width, desk.gradient, keys, desk.query_gradient);
-            for (int64_t r = 0; r < keys; ++r)
-              memcpy(desk.clean + r * p.width, key.data + r * key.stride, sizeof(Real) * p.width);
-            clear_broken(desk.clean, keys * p.width);
-            key = {desk.clean, p.width};
-          }
-          multiply_into<Real, kRowContiguous>(key.data, key.stride, desk.gradient, kBlock<Real>, keys, p.width,
-                                              block.vectors * kLanes<Real>, desk.query_gradient, kBlock<Real>, true);
-        }
-        if (p.key_gradient) {
-          Real* to = desk.key_gradient + place_in_unit(p, j) * width;
-          if (!seen.whole && !query_finite) {
-            add_broken_rows(block, seen, desk.query_rows, p.width, desk.gradient, keys, to);
-            clear_broken(desk.query_rows, block.rows * width);
-          }
-          multiply_into<Real, kInnerContiguous>(desk.gradient, kBlock<Real>, desk.query_rows, width, block.rows, keys, width, to,
-                                                width, true);
-          if (!seen.whole && !query_finite) copy_rows<Stored>(p.query, block, p.width, desk.query_rows);
-        }
+        if (sums_flow) sum_flow(p, block, rows, seen, keys, desk, sums[1], sums[2]);
+        logit_gradients<Real, true>(p, block, rows, seen, keys, desk, sums[0]);
+        if (p.value_gradient && flows)
+          operands.output_gradient_rows.add_to_keys(block, seen, desk.weights, keys, operands.weights_over_queries,
+                                                    desk.value_gradient + place_in_unit(p, j) * value_width);
+        if (p.query_gradient) operands.add_to_queries(block, seen, j, keys, desk);
+        if (p.key_gradient)
+          operands.query_rows.add_to_keys(block, seen, desk.gradient, keys, operands.weights_over_queries,
+                                          desk.key_gradient + place_in_unit(p, j) * width);
       }
       const int64_t row = (batch * p.heads + head) * p.queries + first;
       for (int64_t r = 0; r < block.rows; ++r) {
@@ -312,7 +424,8 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
               reinterpret_cast<Real*>(p.query_gradient)[to + c] = x;
           }
         }
-        if (p.from_pivot) reinterpret_cast<Real*>(p.from_pivot)[split * rows_in_all + row + r] = from_pivot[r];
+        for (int64_t i = 0; i < (sums_flow ? 3 : p.from_pivot ? 1 : 0); ++i)
+          reinterpret_cast<Real*>(p.from_pivot)[(i * p.splits + split) * rows_in_all + row + r] = sums[i][r];
       }
     }
 
@@ -331,6 +444,7 @@ template <class Stored, class Real>
 void mask_gradient_unit(const Problem& p, int64_t mask_batch, int64_t mask_head, char* memory) {
   Arena arena(memory);
   Desk<Real> desk(p, arena);
+  Operands<Stored, Real> operands(p, arena);
   Real* plane = reinterpret_cast<Real*>(p.mask_gradient) + (mask_batch * p.mask_heads + mask_head) * p.mask_queries * p.mask_keys;
   memset(plane, 0, sizeof(Real) * p.mask_queries * p.mask_keys);
   for (int64_t batch = 0; batch < p.batch; ++batch)
@@ -340,21 +454,14 @@ void mask_gradient_unit(const Problem& p, int64_t mask_batch, int64_t mask_head,
         Block<Real> block;
         begin_block(p, batch, head, first, block);
         const RowTerms<Real> rows(p, block);
-        pack_block<Stored>(p, block, desk);
+        operands.begin_block(block);
         int64_t begin, end;
         keys_in_reach(p, first, block.rows, begin, end);
         for (int64_t j = begin; j < end; j += kTileKeys) {
           const int64_t keys = least(kTileKeys, end - j);
           Visibility<Real> seen;
           if (!find_visibility(p, block, j, keys, desk.bias, seen)) continue;
-          const Rows<Real> key = rows_of<Stored>(p.key, batch, block.kv_head, j, keys, p.width, desk.key_rows);
-          multiply_into<Real, kInnerContiguous>(key.data, key.stride, desk.query, kBlock<Real>, p.width, keys,
-                                                block.vectors * kLanes<Real>, desk.products, kBlock<Real>, false);
-          if (p.output_gradient.address) {
-            const Rows<Real> value = rows_of<Stored>(p.value, batch, block.kv_head, j, keys, p.value_width, desk.value_rows);
-            multiply_into<Real, kInnerContiguous>(value.data, value.stride, desk.output_gradient, kBlock<Real>, p.value_width,
-                                                  keys, block.vectors * kLanes<Real>, desk.gradient, kBlock<Real>, false);
-          }
+          operands.multiply_tile(block, j, keys, desk);
           if (p.dropout_p > 0) keep_factors(p, block, j, keys, desk.keep);
           logit_gradients<Real, false>(p, block, rows, seen, keys, desk, nullptr);
           for (int64_t r = 0; r < block.rows; ++r) {

@@ -32,5 +32,6 @@ NB_MODULE(_cpu, m) {
   m.def("forward", [](nb::bytes packed) { run(packed, attemper::forward); });
   m.def("backward", [](nb::bytes packed) { run(packed, attemper::backward); });
   m.def("instruction_set", [] { return std::string(attemper::instruction_set()); });
+  m.def("rounds_weights", [] { return attemper::rounds_weights(); });
   m.def("choose_instruction_set", [](const std::string& name) { return attemper::choose_instruction_set(name.c_str()); });
 }

@@ -7,6 +7,7 @@
 //
 // A unit serves all heads that read its key head, kVectors rows at a time, so that keys and values come from memory once.
 #pragma once
+#include "dots.h"
 #include "forward.h"
 
 namespace attemper {
@@ -14,11 +15,6 @@ namespace {
 
 constexpr int64_t kKeysAtOnce = 4;
 constexpr int64_t kUnitsWanted = 16;  // enough for the threads of most machines, and few enough that merging costs nothing
-
-template <class Real>
-bool few_queries(const Problem& p) {
-  return p.queries * 2 <= kLanes<Real>;
-}
 
 // What a unit found of one row. `largest` is the pivot; the sums of weights are about it, those of x about their own mean.
 struct Share {
@@ -51,73 +47,17 @@ struct Deal {
   }
 };
 
-// By halves; the compiler makes shuffles of it.
-template <class Real>
-ATTEMPER_INLINE Real sum_of_lanes(Vec<Real> x) {
-  Real lanes[kLanes<Real>];
-  memcpy(lanes, &x, sizeof(x));
-#pragma GCC unroll 4
-  for (int half = kLanes<Real> / 2; half > 0; half /= 2)
-#pragma GCC unroll 8
-    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  return lanes[0];
-}
-
-// Fewer numbers than a vector has, noughts behind them; reads no further than they go.
-template <class Real>
-ATTEMPER_INLINE Vec<Real> load_some(const Real* from, int64_t count) {
-  Vec<Real> x{};
-  memcpy(&x, from, sizeof(Real) * count);
-  return x;
-}
-
-// Products of `rows` queries with `keys` keys: x[key / lanes][row][key % lanes].
-template <class Real, int rows, int keys>
-ATTEMPER_INLINE void few_products(const Rows<Real>& key, const Real* query, int64_t padded_width, int64_t width, int64_t first,
-                                  Real* x) {
-  Vec<Real> sums[keys][rows];
-#pragma GCC unroll 4
-  for (int j = 0; j < keys; ++j)
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; ++r) sums[j][r] = splat(Real(0));
-  const auto add = [&](const Vec<Real>(&of_key)[keys], int64_t c) ATTEMPER_INLINED {
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; ++r) {
-      const Vec<Real> of_query = load(query + r * padded_width + c);
-#pragma GCC unroll 4
-      for (int j = 0; j < keys; ++j) sums[j][r] += of_key[j] * of_query;
-    }
-  };
-  const int64_t whole = width / kLanes<Real> * kLanes<Real>;
-  Vec<Real> of_key[keys];
-  for (int64_t c = 0; c < whole; c += kLanes<Real>) {
-#pragma GCC unroll 4
-    for (int j = 0; j < keys; ++j) of_key[j] = load_unaligned(key.data + j * key.stride + c);
-    add(of_key, c);
-  }
-  if (whole < width) {
-#pragma GCC unroll 4
-    for (int j = 0; j < keys; ++j) of_key[j] = load_some(key.data + j * key.stride + whole, width - whole);
-    add(of_key, whole);
-  }
-#pragma GCC unroll 4
-  for (int j = 0; j < keys; ++j)
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; ++r) {
-      const int64_t place = first + j;
-      x[place / kLanes<Real> * kBlock<Real> + r * kLanes<Real> + place % kLanes<Real>] = sum_of_lanes<Real>(sums[j][r]);
-    }
-}
-
 // Products of all rows of a block with `keys` keys, four rows at a time: that many sums stay in registers.
 template <class Real, int keys>
 void products_with(const Rows<Real>& key, const Real* query, int rows, int64_t padded_width, int64_t width, int64_t first,
                    Real* x) {
   int r = 0;
-  for (; r + 4 <= rows; r += 4)
-    few_products<Real, 4, keys>(key, query + r * padded_width, padded_width, width, first, x + r * kLanes<Real>);
-  for (; r < rows; ++r)
-    few_products<Real, 1, keys>(key, query + r * padded_width, padded_width, width, first, x + r * kLanes<Real>);
+  const auto put = [&](int j, int row, Real product) ATTEMPER_INLINED {
+    const int64_t place = first + j;
+    x[place / kLanes<Real> * kBlock<Real> + (r + row) * kLanes<Real> + place % kLanes<Real>] = product;
+  };
+  for (; r + 4 <= rows; r += 4) dot<Real, 4, keys>(key, query + r * padded_width, padded_width, width, put);
+  for (; r < rows; ++r) dot<Real, 1, keys>(key, query + r * padded_width, padded_width, width, put);
 }
 
 // O += Σ weight · value over a few keys; a value that is not finite counts where it is visible only.

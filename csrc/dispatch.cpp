@@ -6,13 +6,15 @@
 
 namespace attemper {
 
-#define ATTEMPER_DECLARE(isa)           \
-  bool forward_##isa(const Problem& p); \
-  bool backward_##isa(const Problem& p);
+#define ATTEMPER_DECLARE(isa)            \
+  bool forward_##isa(const Problem& p);  \
+  bool backward_##isa(const Problem& p); \
+  bool rounds_weights_##isa();
 ATTEMPER_DECLARE(portable)
 #if defined(__x86_64__)
 ATTEMPER_DECLARE(avx2)
 ATTEMPER_DECLARE(avx512)
+ATTEMPER_DECLARE(avx512bf16)
 #endif
 
 namespace {
@@ -22,21 +24,26 @@ struct Build {
   bool (*supported)();
   bool (*forward)(const Problem&);
   bool (*backward)(const Problem&);
+  bool (*rounds_weights)();
 };
+#define ATTEMPER_PASSES(isa) forward_##isa, backward_##isa, rounds_weights_##isa
+
+#if defined(__x86_64__)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("f16c");
+}
+#endif
 
 // Best first.
 const Build kBuilds[] = {
 #if defined(__x86_64__)
-    {"avx512",
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("f16c");
-     },
-     forward_avx512, backward_avx512},
+    {"avx512bf16", [] { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }, ATTEMPER_PASSES(avx512bf16)},
+    {"avx512", has_avx512, ATTEMPER_PASSES(avx512)},
     {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); },
-     forward_avx2, backward_avx2},
+     ATTEMPER_PASSES(avx2)},
 #endif
-    {"portable", [] { return true; }, forward_portable, backward_portable},
+    {"portable", [] { return true; }, ATTEMPER_PASSES(portable)},
 };
 
 const Build* chosen = nullptr;
@@ -61,6 +68,7 @@ bool choose_instruction_set(const char* name) {
 }
 
 const char* instruction_set() { return chosen->name; }
+bool rounds_weights() { return chosen->rounds_weights(); }
 bool forward(Problem problem) { return chosen->forward(with_threads(problem)); }
 bool backward(Problem problem) { return chosen->backward(with_threads(problem)); }
 

@@ -4,7 +4,7 @@
 // A `raw` block works on products x = q·k and multiplies (x − pivot) by scale·log2 e inside the exponent, after the subtraction:
 // the fused form x·c − pivot·c overflows. Other blocks work on logits, x = z. `pivot` is the running maximum of x.
 #pragma once
-#include "tile.h"
+#include "operands.h"
 
 namespace attemper {
 namespace {
@@ -37,16 +37,16 @@ struct TileFigures {
 };
 
 // S of a tile in which everybody sees everything and x is the product: extremes come with it for next to nothing.
-template <class Real, bool statistics>
-void products_of_whole_tile(const Rows<Real>& key, const Real* query, int64_t width, int64_t keys, int vectors, Real* x,
-                            TileFigures<Real>& found) {
+template <class Term, class Real, bool statistics>
+ATTEMPER_OUTLINED void products_of_whole_tile(const Rows<Term>& key, const Term* query, int64_t width, int64_t keys, int vectors,
+                                              Real* x, TileFigures<Real>& found) {
   for (int v = 0; v < vectors; ++v) {
     found.largest[v] = splat(Real(-kInfinity));
     found.smallest[v] = splat(Real(kInfinity));
     found.count[v] = splat(static_cast<Real>(keys));
     store(found.risen + v * kLanes<Real>, splat(Real(0)));
   }
-  multiply<Real, kInnerContiguous>(key.data, key.stride, query, kBlock<Real>, width, keys, vectors * kLanes<Real>,
+  multiply<Term, kInnerContiguous>(key.data, key.stride, query, kBlock<Real>, terms_of<Term>(width), keys, vectors * kLanes<Real>,
                                    [&](int64_t row, int64_t column, auto& sums) ATTEMPER_INLINED {
                                      constexpr int rows = sizeof(sums) / sizeof(sums[0]),
                                                    columns = sizeof(sums[0]) / sizeof(sums[0][0]);
@@ -240,11 +240,11 @@ void exponentials_of_tile(const Block<Real>& block, int64_t keys, Real* x, const
 }
 
 // O ← O · rescale + Vᵀ · P. An invisible value has no say even if it is NaN: its weight is 0, but 0 · NaN is not.
-template <class Real>
-void add_values(const Block<Real>& block, const Rows<Real>& value, const Real* weights, const Real* rescale, int64_t keys,
-                int64_t width, Real* output) {
-  multiply<Real, kRowContiguous>(value.data, value.stride, weights, kBlock<Real>, keys, width, block.vectors * kLanes<Real>,
-                                 [&](int64_t row, int64_t column, auto& sums) ATTEMPER_INLINED {
+template <class Term, class Real>
+ATTEMPER_OUTLINED void add_values(const Block<Real>& block, const Rows<Term>& value, const Term* weights, const Real* rescale,
+                                  int64_t keys, int64_t width, Real* output) {
+  multiply<Term, kRowContiguous>(value.data, value.stride, weights, kBlock<Real>, terms_of<Term>(keys), width,
+                                 block.vectors * kLanes<Real>, [&](int64_t row, int64_t column, auto& sums) ATTEMPER_INLINED {
                                    constexpr int rows = sizeof(sums) / sizeof(sums[0]);
                                    constexpr int columns = sizeof(sums[0]) / sizeof(sums[0][0]);
 #pragma GCC unroll 16
@@ -273,6 +273,18 @@ void add_values_carefully(const Block<Real>& block, const Visibility<Real>& seen
     for (int64_t lane = 0; lane < block.rows; ++lane)
       if (seen.of_lane(j, lane))
         for (int64_t d = 0; d < width; ++d) output[d * kBlock<Real> + lane] += weights[j * kBlock<Real> + lane] * row[d];
+  }
+}
+
+// Weights that were rounded no longer add up to the total that the output is divided by. Making up for it here keeps what is
+// common to all values exact: equal values come out as they went in.
+ATTEMPER_INLINE void undo_rounding(const Block<float>& block, const SumsOfWeights& sums, int64_t width, float* output) {
+  for (int v = 0; v < block.vectors; ++v) {
+    const Vec<float> ratio = sums.rounded[v] > splat(0.0f) ? sums.exact[v] / sums.rounded[v] : splat(1.0f);
+    for (int64_t d = 0; d < width; ++d) {
+      float* place = output + d * kBlock<float> + v * kLanes<float>;
+      store(place, load(place) * ratio);
+    }
   }
 }
 
@@ -351,22 +363,26 @@ void finish_block(const Problem& p, const Block<Real>& block, const Running<Real
 template <class Real>
 int64_t forward_scratch(const Problem& p) {
   const int64_t tile = kTileKeys * kBlock<Real>;
-  const int64_t numbers = (p.width + p.value_width) * (kBlock<Real> + 2 * kTileKeys) + 3 * tile;
+  const int64_t numbers = (p.width + p.value_width) * (kBlock<Real> + 3 * kTileKeys) + 4 * tile;
   return numbers * static_cast<int64_t>(sizeof(Real)) + 16 * 64;
 }
 
 template <class Stored, class Real, bool statistics>
 void forward_block(const Problem& p, int64_t batch, int64_t head, int64_t first, char* memory) {
+  using Term = typename TermOf<Stored>::Type;
   Arena arena(memory);
-  Real* query = arena.take<Real>(p.width * kBlock<Real>);
+  Term* query = arena.take<Term>(terms_of<Term>(p.width) * kBlock<Real>);
   Real* output = arena.take<Real>(p.value_width * kBlock<Real>);
   Real* x = arena.take<Real>(kTileKeys * kBlock<Real>);
   Real* bias = arena.take<Real>(kTileKeys * kBlock<Real>);
   Real* keep = arena.take<Real>(kTileKeys * kBlock<Real>);
-  Real* key_rows = arena.take<Real>(kTileKeys * p.width);
+  Term* key_rows = arena.take<Term>(kTileKeys * terms_of<Term>(p.width));
   Real* value_rows = arena.take<Real>(kTileKeys * p.value_width);
   Real* clean = arena.take<Real>(kTileKeys * p.value_width);
+  Pair* weight_pairs = arena.take<Pair>(kInPairs<Stored> ? kTileKeys / 2 * kBlock<Real> : 0);
+  Pair* value_pairs = arena.take<Pair>(kInPairs<Stored> ? kTileKeys / 2 * p.value_width : 0);
   alignas(64) Real rescale[kBlock<Real>];
+  [[maybe_unused]] SumsOfWeights sums = {}, added;
 
   Block<Real> block;
   begin_block(p, batch, head, first, block);
@@ -381,10 +397,10 @@ void forward_block(const Problem& p, int64_t batch, int64_t head, int64_t first,
     const int64_t keys = least(kTileKeys, end - j);
     Visibility<Real> seen;
     if (!find_visibility(p, block, j, keys, bias, seen)) continue;
-    const Rows<Real> key = rows_of<Stored>(p.key, batch, block.kv_head, j, keys, p.width, key_rows, block.vectors == 1);
+    const Rows<Term> key = rows_of<Stored>(p.key, batch, block.kv_head, j, keys, p.width, key_rows, block.vectors == 1);
     TileFigures<Real> found;
     const bool ordered = seen.whole && block.monotone;
-    products_of_whole_tile<Real, statistics>(key, query, p.width, keys, block.vectors, x, found);
+    products_of_whole_tile<Term, Real, statistics>(key, query, p.width, keys, block.vectors, x, found);
     if (ordered) {
       for (int v = 0; v < block.vectors; ++v) {
         running.product_max[v] = larger(running.product_max[v], found.largest[v]);
@@ -406,6 +422,20 @@ void forward_block(const Problem& p, int64_t batch, int64_t head, int64_t first,
         for (int64_t i = row; i < row + block.vectors * kLanes<Real>; i += kLanes<Real>)
           store(x + i, load(x + i) * load(keep + i));
     }
+    if constexpr (kInPairs<Stored>) {
+      const Rows<Pair> value = join_key_rows<Stored>(p.value, batch, block.kv_head, j, keys, p.value_width, value_pairs);
+      const bool careful = !seen.whole && !all_finite(value.data, value.stride, terms_of<Pair>(keys), p.value_width);
+      join_keys(block, x, keys, weight_pairs, &added);
+      for (int v = 0; v < block.vectors; ++v) {
+        const Vec<Real> shrink = load(rescale + v * kLanes<Real>);
+        sums.exact[v] = sums.exact[v] * shrink + added.exact[v];
+        sums.rounded[v] = sums.rounded[v] * shrink + (careful ? added.exact[v] : added.rounded[v]);
+      }
+      if (!careful) {
+        add_values(block, value, weight_pairs, rescale, keys, p.value_width, output);
+        continue;
+      }
+    }
     const Rows<Real> value =
         rows_of<Stored>(p.value, batch, block.kv_head, j, keys, p.value_width, value_rows, block.vectors == 1);
     if (seen.whole || all_finite(value.data, value.stride, keys, p.value_width))
@@ -413,6 +443,7 @@ void forward_block(const Problem& p, int64_t batch, int64_t head, int64_t first,
     else
       add_values_carefully(block, seen, value, x, rescale, keys, p.value_width, clean, output);
   }
+  if constexpr (kInPairs<Stored>) undo_rounding(block, sums, p.value_width, output);
   finish_block<Stored, Real, statistics>(p, block, running, output);
 }
 

@@ -79,21 +79,23 @@ template <class Stored>
 bool backward_of(const Problem& p) {
   using Real = typename ComputeOf<Stored>::Type;
   const int64_t blocks = (p.queries + kBlock<Real> - 1) / kBlock<Real>;
-  bool enough = for_each_unit(p.batch * p.heads * blocks, p.threads, 0, [&](int64_t unit, char*) {
-    constants_of_block<Stored, Real>(p, unit / blocks / p.heads, unit / blocks % p.heads, unit % blocks * kBlock<Real>);
-  });
+  bool enough = true;
+  if (p.lse_gradient || p.unrounded)
+    enough = for_each_unit(p.batch * p.heads * blocks, p.threads, 0, [&](int64_t unit, char*) {
+      constants_of_block<Stored, Real>(p, unit / blocks / p.heads, unit / blocks % p.heads, unit % blocks * kBlock<Real>);
+    });
   if (p.query_gradient || p.key_gradient || p.value_gradient || p.from_pivot)
-    enough =
-        enough &&
-        for_each_unit(p.batch * p.kv_heads * p.splits, p.threads, backward_scratch<Real>(p), [&](int64_t unit, char* memory) {
-          const int64_t split = unit % p.splits, kv_head = unit / p.splits % p.kv_heads, batch = unit / p.splits / p.kv_heads;
-          backward_unit<Stored, Real>(p, batch, kv_head, split, memory);
-        });
+    enough = enough && for_each_unit(p.batch * p.kv_heads * p.splits, p.threads, backward_scratch<Stored, Real>(p),
+                                     [&](int64_t unit, char* memory) {
+                                       const int64_t split = unit % p.splits, kv_head = unit / p.splits % p.kv_heads,
+                                                     batch = unit / p.splits / p.kv_heads;
+                                       backward_unit<Stored, Real>(p, batch, kv_head, split, memory);
+                                     });
   if (p.mask_gradient)
-    enough = enough &&
-             for_each_unit(p.mask_batch * p.mask_heads, p.threads, backward_scratch<Real>(p), [&](int64_t unit, char* memory) {
-               mask_gradient_unit<Stored, Real>(p, unit / p.mask_heads, unit % p.mask_heads, memory);
-             });
+    enough = enough && for_each_unit(p.mask_batch * p.mask_heads, p.threads, backward_scratch<Stored, Real>(p),
+                                     [&](int64_t unit, char* memory) {
+                                       mask_gradient_unit<Stored, Real>(p, unit / p.mask_heads, unit % p.mask_heads, memory);
+                                     });
   return enough;
 }
 
@@ -101,6 +103,8 @@ bool backward_of(const Problem& p) {
 
 #define ATTEMPER_JOIN(a, b) a##b
 #define ATTEMPER_NAME(prefix, isa) ATTEMPER_JOIN(prefix, isa)
+
+bool ATTEMPER_NAME(rounds_weights_, ATTEMPER_ISA)() { return kInPairs<Bfloat16>; }
 
 bool ATTEMPER_NAME(forward_, ATTEMPER_ISA)(const Problem& p) {
   switch (p.dtype) {

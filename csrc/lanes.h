@@ -17,6 +17,7 @@
 #endif
 #define ATTEMPER_INLINED __attribute__((always_inline))  // for lambdas
 #define ATTEMPER_INLINE ATTEMPER_INLINED inline
+#define ATTEMPER_OUTLINED __attribute__((noinline))  // for products: within a longer function their sums would lose registers
 
 namespace attemper {
 namespace {

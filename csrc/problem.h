@@ -36,11 +36,13 @@ struct Problem {
   // Backward: what flows in, and what is written.
   View output_gradient;  // address 0: the loss does not depend on the output; else `unrounded` is the output
   int64_t lse_gradient, entropy_gradient, product_pivot;  // row figures; 0: none
-  int64_t constant;                                       // row figures, written: gradient of lse − Σ output · its gradient
-  int64_t splits;                                         // parts into which the keys are dealt
+  int64_t constant;        // row figures: gradient of lse − Σ output · its gradient, found here if either of them is given
+  int64_t splits;          // parts into which the keys are dealt
   int64_t query_gradient;  // [splits, batch, heads, queries, width], compute type, or input type with one split; 0: not wanted
   int64_t key_gradient, value_gradient;  // [batch, kv_heads, keys, width or value_width], input type; 0: not wanted
-  int64_t from_pivot;                    // [splits, batch, heads, queries]: for the gradient of the scale; 0: not wanted
+  // [1, splits, batch, heads, queries], for the gradient of the scale: Σ dz·(u − pivot). Where weights are rounded to bfloat16
+  // [3, …]: next to it the two sums of sum_flow in backward.h. 0: not wanted.
+  int64_t from_pivot;
   int64_t mask_gradient, mask_batch, mask_heads, mask_queries, mask_keys;  // compute type, contiguous; 0: not wanted
 
   double softcap;  // 0: none

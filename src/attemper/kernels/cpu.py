@@ -65,11 +65,16 @@ def describe() -> str:
     return f"compiled C++, {_cpu.instruction_set()}, memory in proportion to the length"
 
 
+def rounds_weights() -> bool:
+    """Whether the build in use rounds weights to bfloat16 before they meet values of bfloat16."""
+    return _cpu is not None and _cpu.rounds_weights()
+
+
 def _choose() -> None:
     wanted = os.environ.get(_ISA_VARIABLE, "")
     if _cpu is not None and not _cpu.choose_instruction_set(wanted):
         raise UnsupportedError(
-            f"{_ISA_VARIABLE}: got {wanted!r}; expected avx512, avx2 or portable, as far as this processor has it"
+            f"{_ISA_VARIABLE}: got {wanted!r}; expected avx512bf16, avx512, avx2 or portable, as far as this processor has it"
         )
 
 
@@ -189,7 +194,7 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
     output = None if output is None else output.contiguous()
     batch, heads, queries, keys = inputs.shape
     kv_heads, width = inputs.key.shape[1], inputs.query.shape[-1]
-    constant = torch.empty_like(result.lse)
+    constant = torch.zeros_like(result.lse)
     of_lse = None if upstream.lse is None else upstream.lse.to(dtype).contiguous()
     entropy = None if upstream.entropy is None else upstream.entropy.to(dtype).contiguous()
 
@@ -204,7 +209,11 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
     d_query = empty(needs.query, stored if splits == 1 else dtype, splits, batch, heads, queries, width)
     d_key = empty(needs.key, stored, *inputs.key.shape)
     d_value = empty(needs.value, stored, *inputs.value.shape) if inputs.value is not None else None
-    from_pivot = empty(needs.scale, dtype, splits, batch, heads, queries)
+    # Weights of bfloat16 may have been rounded before they met the values, and D = Σ o·do with them. Gradients in float want
+    # better: two more sums of the backward pass give D again, and what its error does to the first.
+    rounded = stored == torch.bfloat16 and rounds_weights()
+    again = rounded and (needs.scale or needs.sinks or needs.mask)
+    sums = empty(needs.scale or again, dtype, 3 if rounded else 1, splits, batch, heads, queries)
     d_mask = empty(needs.mask, dtype, *inputs.mask.shape) if inputs.mask is not None else None
     if result.lse.numel():
         # Autograd may hand on a gradient whose sign is yet to be turned; the kernel reads memory.
@@ -212,26 +221,26 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
         view = _NO_VIEW if flow is None else _view(flow)
         # Under a cap Σ dz is known only by summing it, and a pivot would bring in its rounding.
         pivot = 0 if rules.softcap is not None else kept.product_pivot.data_ptr()
-        flowing = (_address(of_lse), _address(entropy), pivot, constant.data_ptr())
-        grown = tuple(_address(each) for each in (d_query, d_key, d_value, from_pivot, d_mask))
-        written = (0, 0, 0, 0, _address(output), *(each.data_ptr() for each in kept[:4]))
-        _run(
-            "backward",
-            inputs,
-            rules,
-            False,
-            written,
-            flowing,
-            view,
-            splits,
-            grown,
-            (1, 1, 1, 1) if d_mask is None else d_mask.shape,
-        )
+        kept_rows = tuple(each.data_ptr() for each in kept[:4])
+
+        def gather(of_lse: Tensor | None, output: Tensor | None, *grown: Tensor | None) -> None:
+            written = (0, 0, 0, 0, _address(output), *kept_rows)
+            flowing = (_address(of_lse), _address(entropy), pivot, constant.data_ptr())
+            shape = (1, 1, 1, 1) if d_mask is None else d_mask.shape
+            _run("backward", inputs, rules, False, written, flowing, view, splits, tuple(map(_address, grown)), shape)
+
+        gather(of_lse, output, d_query, d_key, d_value, sums, None if again else d_mask)
+        if again and sums is not None:
+            exact = (0.0 if of_lse is None else of_lse.double()) - sums[1].double().sum(0)
+            sums[0, 0] -= (constant - exact) * sums[2].double().sum(0)
+            constant.copy_(exact)
+            if d_mask is not None:
+                gather(None, None, None, None, None, None, d_mask)
 
     d_sink = _sink_gradient(inputs, kept, result.entropy, constant, entropy)
     d_scale = None
-    if from_pivot is not None:
-        of_rows = from_pivot.double().sum(0)
+    if needs.scale and sums is not None:
+        of_rows = sums[0].double().sum(0)
         if rules.softcap is None:
             # Σ dz over keys and sink is the gradient of lse, exactly.
             total = torch.zeros_like(result.lse) if upstream.lse is None else upstream.lse.to(dtype)

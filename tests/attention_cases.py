@@ -45,7 +45,9 @@ class Case:
 CASES = (
     Case("plain"),
     Case("one query", queries=1, keys=1031),
-    Case("one query, grouped, window", heads=10, kv_heads=2, queries=1, keys=1201, is_causal=True, window=(389, None), offset=1187),
+    Case(
+        "one query, grouped, window", heads=10, kv_heads=2, queries=1, keys=1201, is_causal=True, window=(389, None), offset=1187
+    ),
     Case("few queries, masked by head", heads=6, kv_heads=3, queries=3, keys=523, mask="heads", scale="head"),
     Case("few queries, everything", 2, 6, 2, 2, 541, 13, 7, 2.0, "float", "query", 3.0, True, True, (300, 4), 520),
     Case("two keys", keys=2),

@@ -26,8 +26,8 @@ _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 
 _UNLIMITED = 2**63 - 1
 _NO_VIEW = (0, 0, 0, 0, 0)
 _RECORD = struct.Struct("=70q3d")
-# The same record in bytes, around the addresses of query, key, value and output.
-_AROUND_ADDRESSES = struct.Struct("=72sq32sq32sq176sq240s")
+# The same record in bytes, around the addresses of query, key, value, and output, lse, entropy and rest.
+_AROUND_ADDRESSES = struct.Struct("=72sq32sq32sq176s4q216s")
 
 # Where few heads would leave threads idle, the keys are dealt to this many units. It follows from the shape alone, so that
 # results do not depend on the number of threads.
@@ -47,9 +47,9 @@ def refusal(inputs: Inputs) -> str:
     for tensor in inputs:
         if tensor is None:
             continue
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             return f"a tensor on {tensor.device}"
-        if type(tensor) not in (Tensor, torch.nn.Parameter):
+        if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
             return f"a {type(tensor).__name__}"
         if tensor.is_neg():
             return "a tensor whose sign is yet to be turned (see torch.Tensor.resolve_neg)"
@@ -96,18 +96,12 @@ FIGURES = len(_Figures._fields)
 
 def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:
     """softmax(z) v and the record of z."""
-    batch, heads, queries, _ = inputs.shape
-    dtype = inputs.compute_dtype
-
-    def rows(*before: int) -> Tensor:
-        return torch.empty(*before, batch, heads, queries, dtype=dtype, device="cpu")
-
-    output = None
-    if inputs.value is not None:
-        output = torch.empty(batch, heads, queries, inputs.value.shape[-1], dtype=inputs.query.dtype, device="cpu")
-    lse, entropy = rows(), rows()
-    rest = rows(10) if statistics else None
-    figures = rows(FIGURES) if differentiable else None
+    batch, heads, queries, _ = inputs.query.shape
+    scale, dtype = inputs.scale, inputs.scale.dtype
+    output = None if inputs.value is None else inputs.query.new_empty(batch, heads, queries, inputs.value.shape[-1])
+    lse, entropy = scale.new_empty(batch, heads, queries), scale.new_empty(batch, heads, queries)
+    rest = scale.new_empty(10, batch, heads, queries) if statistics else None
+    figures = scale.new_empty(FIGURES, batch, heads, queries) if differentiable else None
     # The backward pass wants the output unrounded: D = Σ o·do would inherit its rounding.
     unrounded = None
     if differentiable and output is not None and output.dtype != dtype:
@@ -119,11 +113,11 @@ def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: b
     return Forward(output, lse, entropy, rest, figures, unrounded)
 
 
-def plain(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor | None:
-    """softmax(q kᵀ/√d) v of three ordinary tensors of fitting shapes, of which none requires a gradient; None for any others.
+def plain(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, statistics: bool) -> tuple[Tensor, ...] | None:
+    """`forward` of three ordinary tensors of fitting shapes, of which none requires a gradient; None for any others.
 
-    The output is that of `forward`, bit for bit. With a few rows most of the time of a call passes in Python: here as little of
-    it runs as can tell that nothing more is wanted, and what follows from shapes is computed once for each.
+    To the bit the same (output,), and with statistics (output, lse, entropy, rest). With a few rows most of the time of a call
+    passes in Python: here as little of it runs as can tell that nothing more is wanted.
     """
     for tensor in (query, key, value):
         if type(tensor) is not Tensor or not tensor.is_cpu or tensor.requires_grad or tensor.is_neg():
@@ -131,21 +125,29 @@ def plain(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor 
     if not query.dtype is key.dtype is value.dtype:
         return None
     try:
+        q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
         strides = query.stride(), key.stride(), value.stride()
-    except RuntimeError:  # sparse and nested tensors have none
+    except RuntimeError:  # sparse, opaque and nested tensors lack the one or the other
         return None
-    plan = _plan(query.dtype, query.shape, key.shape, value.shape, strides, is_causal, torch.get_num_threads())
-    q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-    if plan is None or not (q and k and v):  # a tensor of noughts may have no memory
+    options = (is_causal, statistics, torch.get_num_threads())
+    plan = _plan(query.dtype, query.shape, key.shape, value.shape, strides, options)
+    if _cpu is None or plan is None or not (q and k and v):  # a tensor of noughts may have no memory
         return None
-    shape, head, query_strides, key_strides, value_strides, tail, _ = plan
+    shape, head, query_strides, key_strides, value_strides, tail, scale = plan
     output = query.new_empty(*shape)
-    _cpu.forward(_AROUND_ADDRESSES.pack(head, q, query_strides, k, key_strides, v, value_strides, output.data_ptr(), tail))
-    return output
+    if not statistics:
+        address = output.data_ptr()
+        _cpu.forward(_AROUND_ADDRESSES.pack(head, q, query_strides, k, key_strides, v, value_strides, address, 0, 0, 0, tail))
+        return (output,)
+    rows = shape[:3]
+    results = (output, scale.new_empty(*rows), scale.new_empty(*rows), scale.new_empty(10, *rows))
+    addresses = (each.data_ptr() for each in results)
+    _cpu.forward(_AROUND_ADDRESSES.pack(head, q, query_strides, k, key_strides, v, value_strides, *addresses, tail))
+    return results
 
 
 class _Plan(NamedTuple):
-    """What of a plain call follows from shapes and strides: the shape of the output, and the record around four addresses."""
+    """What of a plain call follows from shapes and strides: the shape of the output, and the record around the addresses."""
 
     shape: tuple[int, ...]
     head: bytes
@@ -163,11 +165,11 @@ def _plan(
     key: tuple[int, ...],
     value: tuple[int, ...],
     strides: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
-    is_causal: bool,
-    threads: int,
+    options: tuple[bool, bool, int],
 ) -> _Plan | None:
-    if _cpu is None or dtype not in _CODES or not len(query) == len(key) == len(value) == 4 or 0 in (*query, *key, *value):
+    if dtype not in _CODES or not len(query) == len(key) == len(value) == 4 or 0 in (*query, *key, *value):
         return None
+    is_causal, statistics, threads = options
     batch, heads, queries, width = query
     keys, value_width = value[2:]
     if key != (batch, heads, keys, width) or value[:2] != (batch, heads):
@@ -177,12 +179,12 @@ def _plan(
         *(_CODES[dtype], 0, batch, heads, heads, queries, keys, width, value_width),
         *(0, *strides[0], 0, *strides[1], 0, *strides[2], *_NO_VIEW),
         *(scale.data_ptr(), 0, 0, 0, 0, 0),
-        *(0, 1, _UNLIMITED, 0 if is_causal else _UNLIMITED, 0, threads, 0),
+        *(0, 1, _UNLIMITED, 0 if is_causal else _UNLIMITED, 0, threads, int(statistics)),
         *(0,) * 9,
         *(*_NO_VIEW, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1),
         *(0.0, 0.0, 0.0),
     )
-    head, _, of_query, _, of_key, _, of_value, _, tail = _AROUND_ADDRESSES.unpack(record)
+    head, _, of_query, _, of_key, _, of_value, _, _, _, _, tail = _AROUND_ADDRESSES.unpack(record)
     return _Plan((batch, heads, queries, value_width), head, of_query, of_key, of_value, tail, scale)
 
 
@@ -288,19 +290,18 @@ def _run(
     grown: tuple[int, ...] = (0, 0, 0, 0, 0),
     mask_shape: tuple[int, ...] = (1, 1, 1, 1),
 ) -> None:
-    batch, heads, queries, keys = inputs.shape
-    mask, value = inputs.mask, inputs.value
-    scale = inputs.scale.expand(batch, heads, queries)
-    sinks = None if inputs.sinks is None else inputs.sinks.contiguous()
+    query, key, value, mask, scale, sinks = inputs
+    batch, heads, queries, width = query.shape
+    sinks = None if sinks is None else sinks.contiguous()
     record = _RECORD.pack(
-        _CODES[inputs.query.dtype],
+        _CODES[query.dtype],
         0 if mask is None else _CODES[mask.dtype],
-        *(batch, heads, inputs.key.shape[1], queries, keys, inputs.query.shape[-1], 0 if value is None else value.shape[-1]),
-        *_view(inputs.query),
-        *_view(inputs.key),
+        *(batch, heads, key.shape[1], queries, key.shape[2], width, 0 if value is None else value.shape[3]),
+        *_view(query),
+        *_view(key),
         *(_NO_VIEW if value is None else _view(value)),
-        *(_NO_VIEW if mask is None else _view(mask.expand(batch, heads, queries, keys))),
-        *(scale.data_ptr(), *scale.stride(), 0),
+        *(_NO_VIEW if mask is None else _spread(mask)),
+        *(*_spread(scale), 0),
         _address(sinks),
         *(rules.offset, 1),
         *(_UNLIMITED if side is None else side for side in rules.sides),
@@ -321,6 +322,12 @@ def _run(
 
 def _view(tensor: Tensor) -> tuple[int, ...]:
     return (tensor.data_ptr(), *tensor.stride())
+
+
+def _spread(tensor: Tensor) -> tuple[int, ...]:
+    """The view in which every dimension of one element stands for as many as there are."""
+    strides = (0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.data_ptr(), *strides)
 
 
 def _address(tensor: Tensor | None) -> int:

@@ -1,14 +1,14 @@
 """The public functions: `attention`, and `row_stats` for its statistics alone."""
 
 from collections.abc import Callable
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from attemper.errors import ArgumentError
 from attemper.ops.arguments import Problem, Window, check
-from attemper.ops.autocast import autocast_dtype, cast
+from attemper.ops.autocast import under_autocast
 from attemper.ops.dispatch import compiling
 from attemper.ops.running import run, run_plainly
 from attemper.stats import RowStats
@@ -107,14 +107,14 @@ def attention(
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3.2.1; the record: docs/statistics.md.
     """
-    nothing_else = attn_mask is scale is softcap is sinks is window is None and dropout_p == 0.0 and offset == 0
-    if nothing_else and not return_stats and not LISTENERS:
-        output = run_plainly(query, key, value, is_causal, impl)
-        if output is not None:
-            return output
+    if attn_mask is scale is softcap is sinks is window is None and dropout_p == 0.0 and offset == 0 and not LISTENERS:
+        found = run_plainly(query, key, value, is_causal, return_stats, impl)
+        if found is not None:
+            return found
     if not isinstance(value, Tensor):
         raise ArgumentError("value", type(value).__name__, "a torch.Tensor")
-    problem = _check(
+    query, key, value = under_autocast(query), under_autocast(key), under_autocast(value)
+    problem = check(
         query,
         key,
         value,
@@ -157,9 +157,9 @@ def row_stats(
         `RowStats` of shape [..., heads, queries].
     """
     with torch.no_grad():
-        problem = _check(
-            query,
-            key,
+        problem = check(
+            under_autocast(query),
+            under_autocast(key),
             None,
             attn_mask,
             0.0,
@@ -174,12 +174,3 @@ def row_stats(
         rows = run(problem, impl, statistics=True)[1]
     assert rows is not None
     return rows
-
-
-def _check(query: Tensor, key: Tensor, value: Tensor | None, *positional: Any, **named: Any) -> Problem:
-    """`check`, in autocast's dtype where it is on."""
-    dtype = autocast_dtype(query.device) if isinstance(query, Tensor) and isinstance(key, Tensor) else None
-    if dtype is not None:
-        query, key = cast(query, dtype), cast(key, dtype)
-        value = None if value is None else cast(value, dtype)
-    return check(query, key, value, *positional, **named)

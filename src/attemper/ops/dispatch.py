@@ -22,7 +22,9 @@ def transformed() -> bool:
 
 def nobody_looks() -> bool:
     """Whether neither a compiler nor a transform nor a dispatch mode is at work."""
-    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
+    return not (
+        torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack()
+    )
 
 
 def may_pass_by(*tensors: Tensor | None) -> bool:
@@ -30,9 +32,12 @@ def may_pass_by(*tensors: Tensor | None) -> bool:
 
     Subclasses other than fake tensors may: a kernel in PyTorch operations then works on them by their own rules.
     """
-    return nobody_looks() and not any(
-        tensor is not None and (isinstance(tensor, FakeTensor) or tensor.is_meta) for tensor in tensors
-    )
+    if not nobody_looks():
+        return False
+    for tensor in tensors:
+        if tensor is not None and (tensor.is_meta or (type(tensor) is not Tensor and isinstance(tensor, FakeTensor))):
+            return False
+    return True
 
 
 def with_autograd() -> AbstractContextManager[object]:

@@ -36,14 +36,19 @@ def run(problem: Problem, impl: str, *, statistics: bool) -> tuple[Tensor | None
     return output, RowStats(problem.restore(lse), problem.restore(entropy), problem.restore(rest, before=1), sink=sink)
 
 
-def run_plainly(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, impl: str) -> Tensor | None:
-    """The output of the plainest of calls, by the shortest of ways; None where that is not for these arguments.
+def run_plainly(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, statistics: bool, impl: str
+) -> Tensor | tuple[Tensor, RowStats] | None:
+    """The plainest of calls by the shortest of ways, bit for bit what `run` gives; None where that is not for these arguments.
 
     The arguments are not checked yet: what does not fit is left to the long way, which says so.
     """
-    if nobody_looks() and impl in ("auto", "cpu") and isinstance(is_causal, bool) and not torch.is_autocast_enabled("cpu"):
-        return cpu.plain(query, key, value, is_causal)
-    return None
+    if not nobody_looks() or impl not in ("auto", "cpu") or not isinstance(is_causal, bool) or torch.is_autocast_enabled("cpu"):
+        return None
+    results = cpu.plain(query, key, value, is_causal, statistics)
+    if results is None:
+        return None
+    return (results[0], RowStats(results[1], results[2], results[3])) if statistics else results[0]
 
 
 def _directly(kernel: str, inputs: Inputs, rules: Rules, seed: Tensor | None, statistics: bool) -> _Results:

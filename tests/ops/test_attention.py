@@ -210,6 +210,31 @@ def test_statistics_do_not_change_the_output(impl: str) -> None:
         assert torch.equal(getattr(alone, name), getattr(rows, name)), name
 
 
+@pytest.mark.parametrize("row_stride", [2, 7, 29, 1000])
+@every_implementation
+def test_strided_rows_stand_where_they_stood(impl: str, row_stride: int) -> None:
+    query, key = torch.randn(2, 6, 131, 19), torch.randn(2, 3, 307, 19)
+    arguments = {
+        "attn_mask": torch.rand(2, 1, 131, 307) > 0.3,
+        "scale": torch.rand(2, 6, 131),
+        "sinks": torch.randn(6),
+        "window": (160, 3),
+        "offset": 150,
+    }
+    every_row = row_stats(query, key, **arguments, impl=impl)
+    rows = row_stats(query, key, **arguments, row_stride=row_stride, impl=impl)
+    assert rows.lse.shape == (2, 6, -(-131 // row_stride))
+    torch.testing.assert_close(rows.lse, every_row.lse[..., ::row_stride])
+    torch.testing.assert_close(rows.rest, every_row.rest[..., ::row_stride])
+
+
+@pytest.mark.parametrize("row_stride", [0, -1, 2.0, True])
+def test_a_stride_that_is_none_is_refused(row_stride: object) -> None:
+    query = torch.randn(1, 1, 3, 2)
+    with pytest.raises(ArgumentError, match=rf"row_stride: got {row_stride!r}; expected a whole number from 1"):
+        row_stats(query, query, row_stride=row_stride)
+
+
 class TestDropout:
     """Dropout acts on the weights after the statistics, by a generator that counts."""
 

@@ -272,7 +272,7 @@ def _sink_gradient(
 
 
 def _splits(units: int, keys: int, query_bytes: int) -> int:
-    """How many parts the keys are dealt to: as many as keep threads busy, as far as a gradient of the queries each is no burden."""
+    """How many parts the keys are dealt to: enough to keep threads busy, few enough for each to have a gradient of the queries."""
     tiles = -(-keys // _TILE_KEYS)
     affordable = 1 + _MOST_BYTES_OF_SPLITS // max(query_bytes, 1)
     return max(1, min(_MOST_SPLITS, -(-_UNITS_WANTED // max(units, 1)), tiles, affordable))
@@ -303,7 +303,7 @@ def _run(
         *(_NO_VIEW if mask is None else _spread(mask)),
         *(*_spread(scale), 0),
         _address(sinks),
-        *(rules.offset, 1),
+        *(rules.offset, rules.row_step),
         *(_UNLIMITED if side is None else side for side in rules.sides),
         *(rules.seed, torch.get_num_threads(), int(statistics)),
         *written,

@@ -19,6 +19,7 @@ class Rules(NamedTuple):
     Attributes:
         is_causal, window, offset: who sees whom by position; key j and query i meet at j ≤ i + offset (causal) and
             i + offset − left ≤ j ≤ i + offset + right (window).
+        row_step: where only every so many queries are given, query r of them is query i = r · row_step by position.
         softcap: z = softcap·tanh(scale·u / softcap) + bias; None: z = scale·u + bias.
         dropout_p, seed: probability of dropping a weight, and the seed of the counter-based generator that decides.
     """
@@ -29,6 +30,11 @@ class Rules(NamedTuple):
     softcap: float | None = None
     dropout_p: float = 0.0
     seed: int = 0
+    row_step: int = 1
+
+    def place(self, query: int) -> int:
+        """The key at which a query stands: i + offset."""
+        return query * self.row_step + self.offset
 
     @property
     def sides(self) -> tuple[int | None, int | None]:
@@ -169,20 +175,20 @@ def keys_in_reach(rules: Rules, query_start: int, query_end: int, keys: int) -> 
     first, last = 0, keys - 1
     left, right = rules.sides
     if left is not None:
-        first = max(first, query_start + rules.offset - left)
+        first = max(first, rules.place(query_start) - left)
     if right is not None:
-        last = min(last, query_end - 1 + rules.offset + right)
+        last = min(last, rules.place(query_end - 1) + right)
     return first, max(first, last + 1)
 
 
 def _by_position(rules: Rules, tile: Tile, device: torch.device) -> Tensor | None:
     left, right = rules.sides
     # Distance from the query's own place; the corners of the tile hold the extremes.
-    lowest = tile.key_start - (tile.query_end - 1 + rules.offset)
-    highest = tile.key_end - 1 - (tile.query_start + rules.offset)
+    lowest = tile.key_start - rules.place(tile.query_end - 1)
+    highest = tile.key_end - 1 - rules.place(tile.query_start)
     if (right is None or highest <= right) and (left is None or lowest >= -left):
         return None
-    queries = torch.arange(tile.query_start, tile.query_end, device=device).unsqueeze(-1) + rules.offset
+    queries = torch.arange(tile.query_start, tile.query_end, device=device).unsqueeze(-1) * rules.row_step + rules.offset
     distance = torch.arange(tile.key_start, tile.key_end, device=device) - queries
     visible = torch.ones_like(distance, dtype=torch.bool) if right is None else distance <= right
     return visible if left is None else visible & (distance >= -left)

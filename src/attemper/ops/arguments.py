@@ -87,6 +87,26 @@ def check(
     return Problem(inputs, rules, leading)
 
 
+def every(problem: Problem, row_stride: int) -> Problem:
+    """The problem of every so many of its queries, the first of them included.
+
+    Raises:
+        ArgumentError: the stride is not a whole number above 0.
+    """
+    if not isinstance(row_stride, int) or isinstance(row_stride, bool) or not 0 < row_stride <= _FARTHEST:
+        raise ArgumentError("row_stride", repr(row_stride), "a whole number from 1 to 2^60: 1 looks at every row")
+    if row_stride == 1:
+        return problem
+    inputs = problem.inputs
+    mask, scale = inputs.mask, inputs.scale
+    if mask is not None and mask.shape[-2] != 1:
+        mask = mask[..., ::row_stride, :]
+    if scale.shape[-1] != 1:
+        scale = scale[..., ::row_stride]
+    inputs = inputs._replace(query=inputs.query[..., ::row_stride, :], mask=mask, scale=scale)
+    return problem._replace(inputs=inputs, rules=problem.rules._replace(row_step=row_stride))
+
+
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None, enable_gqa: bool) -> tuple[int, ...]:
     _check_tensor("query", query, query)
     _check_tensor("key", key, query)

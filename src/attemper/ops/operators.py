@@ -30,7 +30,7 @@ torch.library.define(
 torch.library.define(
     "attemper::row_stats",
     "(Tensor query, Tensor key, Tensor? mask, Tensor scale, Tensor? sinks, str kernel,"
-    " SymInt? left, SymInt? right, SymInt offset, float? softcap) -> (Tensor lse, Tensor entropy, Tensor rest)",
+    " SymInt? left, SymInt? right, SymInt offset, float? softcap, SymInt row_step) -> (Tensor lse, Tensor entropy, Tensor rest)",
 )
 torch.library.define(
     "attemper::backward",
@@ -133,8 +133,10 @@ def _row_stats(
     right: int | None,
     offset: int,
     softcap: float | None,
+    row_step: int,
 ) -> tuple[Tensor, ...]:
-    inputs, rules = Inputs(query, key, None, mask, scale, sinks), _rules(left, right, offset, softcap)
+    inputs = Inputs(query, key, None, mask, scale, sinks)
+    rules = _rules(left, right, offset, softcap)._replace(row_step=row_step)
     found = KERNELS[choose(kernel, inputs, seen=True)]
     with without_autocast(query.device):
         result = found.forward(inputs, rules, statistics=True, differentiable=False)

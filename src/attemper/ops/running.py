@@ -64,7 +64,8 @@ def _seen(kernel: str, inputs: Inputs, rules: Rules, seed: Tensor | None, statis
     query, key, value, mask, scale, sinks = inputs
     left, right = rules.sides
     if value is None:
-        return None, *operators.row_stats(query, key, mask, scale, sinks, kernel, left, right, rules.offset, rules.softcap)
+        numbers = (left, right, rules.offset, rules.softcap, rules.row_step)
+        return None, *operators.row_stats(query, key, mask, scale, sinks, kernel, *numbers)
     under_transform = transformed()
     call = TransformedAttention.apply if under_transform else operators.forward
     # Under a transform a tensor does not know whether somebody further out differentiates with respect to it.

@@ -272,7 +272,7 @@ def _sink_gradient(
 
 
 def _splits(units: int, keys: int, query_bytes: int) -> int:
-    """How many parts the keys are dealt to: enough to keep threads busy, few enough for each to have a gradient of the queries."""
+    """How many parts the keys are dealt to: enough for threads, few enough that each can have a gradient of the queries."""
     tiles = -(-keys // _TILE_KEYS)
     affordable = 1 + _MOST_BYTES_OF_SPLITS // max(query_bytes, 1)
     return max(1, min(_MOST_SPLITS, -(-_UNITS_WANTED // max(units, 1)), tiles, affordable))

@@ -197,6 +197,12 @@ void exponentials_of_tile(const Block<Real>& block, int64_t keys, Real* x, const
       const int64_t end = least(run + kRunKeys, keys);
       for (int64_t j = run; j < end; ++j, column += kBlock<Real>) {
         const Vec<Real> each = load(column);
+        if (statistics) {
+          Vec<Real> from_centre = each - centre;
+          if (masked) from_centre = each == nothing ? nought : from_centre;
+          run_sum += from_centre;
+          run_sum_squares += from_centre * from_centre;
+        }
         Vec<Real> depth = bounded((each - shift) * factor);
         Vec<Real> e = exp2_of(depth);
         if (masked) {
@@ -210,10 +216,6 @@ void exponentials_of_tile(const Block<Real>& block, int64_t keys, Real* x, const
           const Vec<Real> square = e * e;
           run_squares += square;
           run_cubes += square * e;
-          Vec<Real> from_centre = each - centre;
-          if (masked) from_centre = each == nothing ? nought : from_centre;
-          run_sum += from_centre;
-          run_sum_squares += from_centre * from_centre;
         }
       }
       total += run_total;

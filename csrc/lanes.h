@@ -90,10 +90,20 @@ ATTEMPER_INLINE V smaller(V running, V x) {
   return running < x ? running : x;
 }
 
+// The same numbers, of which the compiler no longer knows that they are constant: only so it makes one instruction of `larger`.
+template <class V>
+ATTEMPER_INLINE V opaque(V x) {
+#if ATTEMPER_VECTOR_BYTES == 16 && defined(__SSE2__) || ATTEMPER_VECTOR_BYTES == 32 && defined(__AVX__) || \
+    ATTEMPER_VECTOR_BYTES == 64 && defined(__AVX512F__)
+  asm("" : "+v"(x));
+#endif
+  return x;
+}
+
 // An exponent as exp2_of takes it. What is below the bound has no weight to speak of, but that weight times an exponent without
 // bound would: 2^-126 · −1e38. NaN stays NaN.
-ATTEMPER_INLINE Vec<float> bounded(Vec<float> x) { return x < splat(-126.0f) ? splat(-126.0f) : x; }
-ATTEMPER_INLINE Vec<double> bounded(Vec<double> x) { return x < splat(-1100.0) ? splat(-1100.0) : x; }
+ATTEMPER_INLINE Vec<float> bounded(Vec<float> x) { return larger(opaque(splat(-126.0f)), x); }
+ATTEMPER_INLINE Vec<double> bounded(Vec<double> x) { return larger(opaque(splat(-1100.0)), x); }
 
 // 2^x for bounded x <= 0; exactly 1 at 0, so that rescaling by it does not drift; NaN stays NaN.
 // The exponent is rounded off by adding a large number whose low bits then hold it, already biased. The polynomial has the least

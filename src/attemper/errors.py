@@ -18,8 +18,11 @@ class ArgumentError(AttemperError, ValueError):
     """
 
     def __init__(self, argument: str, given: object, expected: str) -> None:
-        self.argument = argument
-        super().__init__(f"{argument}: got {given}; expected {expected}")
+        self.argument, self.given, self.expected = argument, given, expected
+
+    def __str__(self) -> str:
+        # Here and not handed to Exception.__init__, which torch.compile cannot trace: it would hide the message.
+        return f"{self.argument}: got {self.given}; expected {self.expected}"
 
 
 class UnsupportedError(AttemperError, NotImplementedError):

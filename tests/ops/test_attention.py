@@ -15,6 +15,7 @@ from torch import Tensor
 import attemper
 from attemper import RowStats, attention, merge
 from attemper.errors import ArgumentError, UnsupportedError
+from attemper.kernels import cpu
 from attemper.kernels.blocked.tiles import tiles
 from attemper.kernels.spec import Rules
 from attemper.ops import row_stats
@@ -331,17 +332,37 @@ def test_autocast_computes_in_its_dtype_and_gives_back_gradients_in_ours(dtype: 
         assert torch.equal(row_stats(query, key.to(dtype)).rest, rows.rest)
 
 
-# Resuming after the break, dynamo reads .grad of what is no leaf, of which torch warns.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_compile_agrees_with_eager() -> None:
-    query, key, value = (x.requires_grad_() for x in tensors(1, 2, 7, 5))
+SHORT_WAY: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [
+    ("a few rows", (1, 1, 16, 64), (1, 1, 16, 64)),
+    ("many rows", (2, 3, 131, 17), (2, 3, 257, 17)),
+    ("one query", (2, 3, 1, 5), (2, 3, 11, 5)),
+    ("no keys", (2, 3, 7, 5), (2, 3, 0, 5)),
+    ("no queries", (2, 3, 0, 5), (2, 3, 11, 5)),
+    ("three dimensions", (3, 7, 5), (3, 11, 5)),
+]
 
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        output, rows = attention(q, k, v, is_causal=True, return_stats=True)
-        return output.sum() + rows.entropy.sum()
 
-    compiled = torch.compile(run, backend="aot_eager")
-    torch.testing.assert_close(compiled(query, key, value), run(query, key, value))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("query_shape", "key_shape"), [case[1:] for case in SHORT_WAY], ids=[case[0] for case in SHORT_WAY])
+def test_the_short_way_of_plain_calls_is_the_long_one_to_the_bit(
+    query_shape: tuple[int, ...], key_shape: tuple[int, ...], is_causal: bool, dtype: torch.dtype
+) -> None:
+    query, key, value = (torch.randn(shape, dtype=dtype) for shape in (query_shape, key_shape, (*key_shape[:-1], 13)))
+    # Laid out otherwise the second time: what is remembered of the first must not serve.
+    for laid_out in ((query, key, value), (query.mT.contiguous().mT, key.mT.contiguous().mT, value)):
+        for asked in (False, True):
+            taken = cpu.plain(*laid_out, is_causal, asked) is not None
+            assert taken == (cpu.available() and query.ndim == 4 and 0 not in (*query_shape, *key_shape))
+            outputs = [
+                attention(*laid_out, is_causal=is_causal, return_stats=asked, **options)
+                for options in ({}, {"scale": 1.0 / math.sqrt(query_shape[-1])})
+            ]
+            parts = [(one if asked else (one,)) for one in outputs]
+            assert torch.equal(parts[0][0], parts[1][0])
+            if asked:
+                for name in ("lse", "entropy", "rest"):
+                    assert torch.equal(getattr(parts[0][1], name), getattr(parts[1][1], name)), name
 
 
 @pytest.mark.parametrize(("queries", "most"), [(1, 4), (16, 49), (1024, 391)])

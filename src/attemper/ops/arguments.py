@@ -73,7 +73,7 @@ def check(
     )
     if not isinstance(is_causal, bool):
         raise ArgumentError("is_causal", repr(is_causal), "True or False")
-    if not isinstance(offset, int) or isinstance(offset, bool) or abs(offset) > _FARTHEST:
+    if not isinstance(offset, int) or isinstance(offset, bool) or not -_FARTHEST <= offset <= _FARTHEST:
         raise ArgumentError(
             "offset", repr(offset), "a whole number, at most 2^60 in size: the position of query 0 among the keys"
         )

@@ -175,6 +175,8 @@ def _backward(
     needs: list[bool],
 ) -> tuple[Tensor, ...]:
     inputs, rules = Inputs(query, key, value, mask, scale, sinks), _rules(left, right, offset, softcap, dropout_p, seed)
+    # A kernel takes its own results to be laid out as it made them; vmap may have spread them since.
+    output, lse, entropy, figures, unrounded = (each.contiguous() for each in (output, lse, entropy, figures, unrounded))
     result = Forward(output, lse, entropy, None, _wanted(figures), _wanted(unrounded))
     found = KERNELS[choose(kernel, inputs, seen=True)]
     with without_autocast(query.device), with_autograd():  # the reference differentiates by it

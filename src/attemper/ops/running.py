@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from attemper.errors import UnsupportedError
 from attemper.kernels import cpu
 from attemper.kernels.spec import Inputs, Rules
 from attemper.ops import operators
@@ -10,7 +11,7 @@ from attemper.ops.arguments import Problem
 from attemper.ops.autocast import without_autocast
 from attemper.ops.batching import nothing
 from attemper.ops.differentiation import Attention
-from attemper.ops.dispatch import may_pass_by, nobody_looks, transformed
+from attemper.ops.dispatch import compiling, may_pass_by, nobody_looks, transformed
 from attemper.ops.implementations import KERNELS, choose
 from attemper.ops.transforms import TransformedAttention
 from attemper.stats import RowStats
@@ -66,10 +67,16 @@ def _seen(kernel: str, inputs: Inputs, rules: Rules, seed: Tensor | None, statis
     if value is None:
         numbers = (left, right, rules.offset, rules.softcap, rules.row_step)
         return None, *operators.row_stats(query, key, mask, scale, sinks, kernel, *numbers)
-    under_transform = transformed()
-    call = TransformedAttention.apply if under_transform else operators.forward
-    # Under a transform a tensor does not know whether somebody further out differentiates with respect to it.
-    differentiable = under_transform or (torch.is_grad_enabled() and _requires_grad(inputs))
+    call, differentiable = operators.forward, torch.is_grad_enabled() and _requires_grad(inputs)
+    if transformed():
+        if not compiling():
+            # Under a transform a tensor does not know whether somebody further out differentiates with respect to it.
+            call, differentiable = TransformedAttention.apply, True
+        elif differentiable:
+            raise UnsupportedError(
+                "attention: torch.compile does not see through torch.func.grad of it; "
+                "compile without fullgraph=True, which leaves this to eager mode, or differentiate with torch.autograd"
+            )
     numbers = (left, right, rules.offset, rules.softcap, rules.dropout_p)
     output, lse, entropy, rest, *_ = call(*inputs, seed, kernel, *numbers, statistics, differentiable)
     return output, lse, entropy, None if nothing(rest) else rest

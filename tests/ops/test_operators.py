@@ -57,7 +57,7 @@ def test_opcheck(case: Case, kernel: str) -> None:
     inputs, numbers = arguments_of(case, kernel, torch.float32)
     query, key, _, mask, scale, sinks = inputs
     torch.library.opcheck(operators.forward, (*inputs, *numbers, True, True))
-    torch.library.opcheck(operators.row_stats, (query, key, mask, scale, sinks, *numbers[1:-1]))
+    torch.library.opcheck(operators.row_stats, (query, key, mask, scale, sinks, *numbers[1:-1], 1))
     needs = [tensor is not None and tensor.is_floating_point() for tensor in inputs]
     torch.library.opcheck(operators.backward, backward_arguments(inputs, numbers, needs, "ole"))
 

@@ -11,7 +11,7 @@ CASES: tuple[Case, ...] = ((1, "float32"), (2, "float32"), (2, "bfloat16"))
 
 
 def measure(report: Report, bars: Bars, threads: tuple[int, ...], length: int, cases: tuple[Case, ...] = CASES) -> None:
-    """One table; statistics on. What the forward pass keeps for the backward pass counts."""
+    """One table; statistics on. What the forward pass keeps for the backward pass counts with the forward pass."""
     table = report.table(
         f"Memory beyond inputs and outputs, N = {length}, width {WIDTH}, full, MiB",
         "threads",
@@ -24,7 +24,7 @@ def measure(report: Report, bars: Bars, threads: tuple[int, ...], length: int, c
     for count in threads:
         for heads, dtype in cases:
             found = measured(Job("cpu", heads, length, WIDTH, dtype, causal=0, threads=count))
-            forward, backward = found.scratch, found.scratch_of_both
+            forward, backward = found.scratch, max(0.0, found.scratch_of_both - found.scratch)
             table.add(str(count), str(heads), dtype, f"{forward:.1f}", f"{backward:.1f}", f"{backward / count:.1f}")
             case = f"memory, heads {heads}, {dtype}, {on_threads(count)}, MiB"
             report.at_most(f"{case}: forward", forward, bars.forward_mib)

@@ -33,7 +33,7 @@ _AROUND_ADDRESSES = struct.Struct("=72sq32sq32sq176s4q216s")
 # results do not depend on the number of threads.
 _UNITS_WANTED = 8
 _MOST_SPLITS = 4
-_MOST_BYTES_OF_SPLITS = 16 * 2**20
+_MOST_BYTES_OF_SPLITS = 8 * 2**20
 _TILE_KEYS = 128
 
 

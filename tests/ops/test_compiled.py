@@ -110,9 +110,10 @@ def test_without_gradients() -> None:
         agree(run, tensors(), backend="aot_eager", dynamic=True, grad=False)
 
 
-def test_the_statistics_alone() -> None:
+@pytest.mark.parametrize("row_stride", [1, 3])
+def test_the_statistics_alone(row_stride: int) -> None:
     def run(query: Tensor, key: Tensor, **given: Tensor) -> Tensor:
-        return row_stats(query, key, is_causal=True, offset=4, softcap=2.0, **given).rest
+        return row_stats(query, key, is_causal=True, offset=4, softcap=2.0, row_stride=row_stride, **given).rest
 
     given = tensors(attn_mask="float", scale="query", sinks="head")
     del given["value"]

@@ -413,20 +413,18 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
                                           desk.key_gradient + place_in_unit(p, j) * width);
       }
       const int64_t row = (batch * p.heads + head) * p.queries + first;
-      for (int64_t r = 0; r < block.rows; ++r) {
-        if (p.query_gradient) {
-          const int64_t to = (split * rows_in_all + row + r) * p.width;
-          for (int64_t c = 0; c < p.width; ++c) {
-            const Real x = desk.query_gradient[c * kBlock<Real> + r];
-            if (p.splits == 1)
-              write(reinterpret_cast<Stored*>(p.query_gradient) + to + c, x);
-            else
-              reinterpret_cast<Real*>(p.query_gradient)[to + c] = x;
-          }
-        }
+      for (int64_t at_lane = 0; p.query_gradient && at_lane < block.rows; at_lane += kLanes<Real>)
+        columns_to_rows<Real>(desk.query_gradient + at_lane, kBlock<Real>, splat(Real(1)), p.width,
+                              least<int64_t>(kLanes<Real>, block.rows - at_lane), [&](int64_t r, int64_t c, Vec<Real> x) {
+                                const int64_t to = (split * rows_in_all + row + at_lane + r) * p.width + c;
+                                if (p.splits == 1)
+                                  write_some<Real>(reinterpret_cast<Stored*>(p.query_gradient) + to, x, p.width - c);
+                                else
+                                  write_some<Real>(reinterpret_cast<Real*>(p.query_gradient) + to, x, p.width - c);
+                              });
+      for (int64_t r = 0; r < block.rows; ++r)
         for (int64_t i = 0; i < (sums_flow ? 3 : p.from_pivot ? 1 : 0); ++i)
           reinterpret_cast<Real*>(p.from_pivot)[(i * p.splits + split) * rows_in_all + row + r] = sums[i][r];
-      }
     }
 
   for (int64_t j = split * kTileKeys; j < p.keys; j += p.splits * kTileKeys)

@@ -23,14 +23,6 @@ ATTEMPER_INLINE Real sum_of_lanes(Vec<Real> x) {
   return lanes[0];
 }
 
-// Fewer numbers than a vector has, noughts behind them; reads no further than they go.
-template <class Real>
-ATTEMPER_INLINE Vec<Real> load_some(const Real* from, int64_t count) {
-  Vec<Real> x{};
-  memcpy(&x, from, sizeof(Real) * count);
-  return x;
-}
-
 // put(key, row, query · key) for `rows` queries, padded with noughts, and `keys` keys. The bits of a product do not depend on how
 // many there are at once.
 template <class Real, int rows, int keys, class Put>

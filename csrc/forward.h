@@ -297,6 +297,7 @@ void finish_block(const Problem& p, const Block<Real>& block, const Running<Real
   const int64_t rows_in_all = p.batch * p.heads * p.queries;
   const Real sink = p.sinks ? reinterpret_cast<const Real*>(p.sinks)[block.head] : Real(-kInfinity);
   const bool sinks = sink != Real(-kInfinity);
+  alignas(64) Real shares[kBlock<Real>] = {};  // of the total, that a weight e^0 has
   for (int64_t r = 0; r < block.rows; ++r) {
     const int64_t row = (block.batch * p.heads + block.head) * p.queries + block.first + r;
     const auto put = [row](int64_t address, double x) {  // some figures are not asked for
@@ -350,15 +351,17 @@ void finish_block(const Problem& p, const Block<Real>& block, const Running<Real
       next(products_spoilt ? no_number : of_row(running.product_max));
       next(products_spoilt ? no_number : of_row(running.product_min));
     }
-    if (p.output == 0) continue;
-    Stored* place = reinterpret_cast<Stored*>(p.output) + row * p.value_width;
-    Real* unrounded = p.unrounded ? reinterpret_cast<Real*>(p.unrounded) + row * p.value_width : nullptr;
-    const Real share = static_cast<Real>(keys_1);
-    for (int64_t d = 0; d < p.value_width; ++d) {
-      const Real x = output[d * kBlock<Real> + r] * share;
-      write(place + d, x);
-      if (unrounded) unrounded[d] = x;
-    }
+    shares[r] = static_cast<Real>(keys_1);
+  }
+  if (p.output == 0) return;
+  for (int64_t first = 0; first < block.rows; first += kLanes<Real>) {
+    const int64_t row = (block.batch * p.heads + block.head) * p.queries + block.first + first;
+    columns_to_rows<Real>(output + first, kBlock<Real>, load(shares + first), p.value_width,
+                          least<int64_t>(kLanes<Real>, block.rows - first), [&](int64_t r, int64_t c, Vec<Real> x) {
+                            const int64_t place = (row + r) * p.value_width + c, count = p.value_width - c;
+                            write_some<Real>(reinterpret_cast<Stored*>(p.output) + place, x, count);
+                            if (p.unrounded) write_some<Real>(reinterpret_cast<Real*>(p.unrounded) + place, x, count);
+                          });
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "matmul.h"
 #include "problem.h"
+#include "transpose.h"
 
 namespace attemper {
 namespace {
@@ -118,14 +119,23 @@ void begin_block(const Problem& p, int64_t batch, int64_t head, int64_t first, B
 // Rows of a tensor → [width][block]: lanes are rows. Lanes beyond the last row are noughts.
 template <class Stored, class Real>
 void pack_rows(const View& view, const Block<Real>& block, int64_t width, Real* packed) {
-  for (int64_t r = 0; r < block.vectors * kLanes<Real>; ++r) {
-    if (r < block.rows) {
-      const Stored* row = at<Stored>(view, block.batch, block.head, block.first + r);
-      for (int64_t c = 0; c < width; ++c) packed[c * kBlock<Real> + r] = read(row[c * view.stride[3]]);
-    } else {
-      for (int64_t c = 0; c < width; ++c) packed[c * kBlock<Real> + r] = 0;
+  constexpr int64_t kRun = 64;  // columns that are widened at a time
+  alignas(64) Real widened[kLanes<Real>][kRun];
+  for (int64_t first = 0; first < block.rows; first += kLanes<Real>)
+    for (int64_t c = 0; c < width; c += kRun) {
+      const int64_t columns = least(kRun, width - c);
+      const auto row = [&](int r) -> const Real* {
+        if (first + r >= block.rows) return nullptr;
+        const Stored* from = at<Stored>(view, block.batch, block.head, block.first + first + r) + c * view.stride[3];
+        if (kSame<Stored, Real> && view.stride[3] == 1) return reinterpret_cast<const Real*>(from);
+        return widened[r];
+      };
+      if (!kSame<Stored, Real> || view.stride[3] != 1)
+        for (int r = 0; r < kLanes<Real> && first + r < block.rows; ++r)
+          read_run(at<Stored>(view, block.batch, block.head, block.first + first + r) + c * view.stride[3], view.stride[3],
+                   columns, widened[r]);
+      rows_to_columns<Real>(row, columns, packed + c * kBlock<Real> + first, kBlock<Real>);
     }
-  }
 }
 
 // The half-open range of keys that position lets any of these queries see; it begins on the grid of tiles, so that a tile is the

@@ -5,6 +5,7 @@ import inspect
 import math
 import pickle
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from attemper import scales
 from attemper.errors import ArgumentError
 from attemper.scales import LogitShape, Scale
+from tests.running import run
 from tests.scales.examples import EXAMPLES, SHAPE, examples
 
 D, LAYER = SHAPE.head_dim, SHAPE.layer
@@ -279,3 +281,14 @@ def test_a_rule_states_its_formula_assumption_arguments_and_source(rule: type[Sc
 
 def test_every_rule_has_an_example() -> None:
     assert {type(rule) for rule in EXAMPLES} == set(RULES)
+
+
+def test_importing_attemper_loads_no_rule() -> None:
+    code = "import sys, attemper; print(*sorted(name for name in sys.modules if name.startswith('attemper.scales')))"
+    assert run(sys.executable, "-c", code).split() == ["attemper.scales", "attemper.scales.base"]
+
+
+def test_an_unknown_rule_is_told_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match=r"'attemper\.scales' has no attribute 'Softmax'; it has AttentionMultiplier, Beam"):
+        scales.Softmax  # noqa: B018
+    assert set(dir(scales)) == set(scales.__all__)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attemper.errors import ArgumentError
 from attemper.kernels.spec import Inputs, Rules
-from attemper.scales import LogitShape, Scale
+from attemper.scales.base import LogitShape, Scale
 from attemper.stats import broadcasts_to
 
 Window = tuple[int | None, int | None]

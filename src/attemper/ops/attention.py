@@ -11,7 +11,7 @@ from attemper.ops.arguments import Problem, Window, check, every, factor_of
 from attemper.ops.autocast import under_autocast
 from attemper.ops.dispatch import compiling
 from attemper.ops.running import run, run_plainly
-from attemper.scales import Scale
+from attemper.scales.base import Scale
 from attemper.stats import RowStats
 
 # Told of every call of `attention` once it is done: the problem, and the scale as it was given (of a rule: its factor).
@@ -116,7 +116,7 @@ def attention(
             return found
     if not isinstance(value, Tensor):
         raise ArgumentError("value", type(value).__name__, "a torch.Tensor")
-    if isinstance(scale, Scale):
+    if scale is not None and isinstance(scale, Scale):  # an abstract class is slow to ask
         scale = factor_of(scale, query, key, offset)
     query, key, value = under_autocast(query), under_autocast(key), under_autocast(value)
     problem = check(
@@ -165,7 +165,7 @@ def row_stats(
         `RowStats` of shape [..., heads, ⌈queries / row_stride⌉].
     """
     with torch.no_grad():
-        if isinstance(scale, Scale):
+        if scale is not None and isinstance(scale, Scale):  # an abstract class is slow to ask
             scale = factor_of(scale, query, key, offset)
         problem = check(
             under_autocast(query),

@@ -35,7 +35,7 @@ def examples() -> list[Scale]:
             scales.InverseLayer(),
             scales.InverseLayer(scales.Yarn(40.0), layer=5),
             scales.Yarn(40.0),
-            scales.Yarn(40.0, weight=0.7, all_dim_weight=1.1, base=scales.Sqrt()),
+            scales.Yarn(40.0, mscale=0.7, mscale_all_dim=1.1, base=scales.Sqrt()),
             scales.Yarn(40.0, attention_factor=1.25),
             scales.LongRope(32.0, 4096),
             scales.MScale(40.0, 0.9),

@@ -57,6 +57,13 @@ def test_a_rule_is_told_the_shape_of_the_call() -> None:
     assert told == [SHAPE._replace(layer=None, device=query.device)]
 
 
+def test_a_factor_by_position_is_made_where_the_query_is() -> None:
+    query, key, value = (tensor.to("meta") for tensor in tensors())
+    assert attemper.attention(query, key, value, scale=scales.Llama4()).device.type == "meta"
+    with pytest.raises(ArgumentError, match="scale: got a tensor on cpu; expected one on meta, the device of query"):
+        attemper.attention(query, key, value, scale=scales.LogLength(3))
+
+
 def test_decoding_with_a_cache_gives_the_rows_of_the_whole() -> None:
     query, key, value = tensors(queries=SHAPE.keys)
     for rule in (scales.LogLength(3), scales.Llama4(0.3, 3)):

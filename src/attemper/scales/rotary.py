@@ -29,7 +29,7 @@ class Yarn(OnBase):
 
     Args:
         stretch: s, by how much the context is longer than in training (`factor` in a config), above 0; up to 1: a = 1.
-        weight, all_dim_weight: mscale and mscale_all_dim of a config, both above 0, or None.
+        mscale, mscale_all_dim: as in a config, both above 0, or None.
         attention_factor: a itself, above 0, where a config gives it; it goes before the others.
         base: the rule that is multiplied, one without parameters.
 
@@ -37,14 +37,14 @@ class Yarn(OnBase):
     """
 
     stretch: float
-    weight: float | None = None
-    all_dim_weight: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
     attention_factor: float | None = None
     base: Scale = INVERSE_SQRT
 
     def __post_init__(self) -> None:
         positive("stretch", self.stretch)
-        for name in ("weight", "all_dim_weight", "attention_factor"):
+        for name in ("mscale", "mscale_all_dim", "attention_factor"):
             if getattr(self, name) is not None:
                 positive(name, getattr(self, name))
         fixed("base", self.base)
@@ -54,8 +54,8 @@ class Yarn(OnBase):
         """a, the factor on cos and sin."""
         if self.attention_factor is not None:
             return float(self.attention_factor)
-        if self.weight and self.all_dim_weight:
-            return mscale(self.stretch, self.weight) / mscale(self.stretch, self.all_dim_weight)
+        if self.mscale and self.mscale_all_dim:
+            return mscale(self.stretch, self.mscale) / mscale(self.stretch, self.mscale_all_dim)
         return mscale(self.stretch)
 
     def factor(self, shape: LogitShape) -> float | Tensor:
@@ -106,25 +106,25 @@ class MScale(OnBase):
 
     Args:
         stretch: s, `factor` in the config, above 0; up to 1: m = 1.
-        weight: w, `mscale_all_dim` in the config, above 0.
+        mscale_all_dim: w, above 0.
         base: the rule that is multiplied, one without parameters; d is the width of the part without RoPE and that with it.
 
     Source: DeepSeek-AI 2024 (DeepSeek-V2, arXiv 2405.04434), section 3.1.4; transformers deepseek_v3: yarn_apply_mscale.
     """
 
     stretch: float
-    weight: float = 1.0
+    mscale_all_dim: float = 1.0
     base: Scale = INVERSE_SQRT
 
     def __post_init__(self) -> None:
         positive("stretch", self.stretch)
-        positive("weight", self.weight)
+        positive("mscale_all_dim", self.mscale_all_dim)
         fixed("base", self.base)
 
     @property
     def mscale(self) -> float:
         """m."""
-        return mscale(self.stretch, self.weight)
+        return mscale(self.stretch, self.mscale_all_dim)
 
     def factor(self, shape: LogitShape) -> float | Tensor:
         """The base's factor times m²."""

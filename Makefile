@@ -59,7 +59,7 @@ bench: $(VENV)/.for-test $(VENV)/.real-models  ## the benchmarks that have a bar
 	$(foreach name,$(BENCHMARKS),$(BIN)/python -m benchmarks.$(name) &&) true
 
 clean:  ## remove everything that was made here
-	rm -rf $(VENV) build dist docs/_build docs/rules .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist docs/_build docs/rules docs/generated .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -1,4 +1,4 @@
-"""Sphinx settings, and the pages of the rules, written from the table that the command itself reads."""
+"""Sphinx settings, and what is written from tables in the code: the pages of the check's rules, and who uses which scale rule."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from sphinx.application import Sphinx
 
 import attemper
 from attemper.checker.codes import RULES, Rule
+from attemper.scales.table import USES
 
 HERE = Path(__file__).resolve().parent
 
@@ -16,7 +17,7 @@ release = version = attemper.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "generated"]
 html_theme = "furo"
 html_title = f"attemper {release}"
 html_theme_options = {"footer_icons": []}
@@ -69,21 +70,35 @@ def rules_index() -> str:
 
 def write_rules(folder: Path) -> None:
     """Write the pages that changed and remove those whose rule is gone."""
-    folder.mkdir(exist_ok=True)
     pages = {"index.md": rules_index()} | {f"{rule.code}.md": rule_page(rule) for rule in RULES}
     for path in folder.glob("*.md"):
         if path.name not in pages:
             path.unlink()
     for name, text in pages.items():
-        path = folder / name
-        if not path.exists() or path.read_text("utf-8") != text:
-            path.write_text(text, "utf-8")
+        write(folder / name, text)
+
+
+def scale_rules() -> str:
+    """The table of scale rules and of who uses them."""
+    rows = [
+        f"| `{use.written}` | {use.formula} | {use.architectures} | {', '.join(use.held) or '—'} | {use.source} |" for use in USES
+    ]
+    head = "| rule | formula | used by | held by | source |\n|---|---|---|---|---|\n"
+    return head + "\n".join(rows) + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file, unless it says this already: Sphinx would read it anew."""
+    path.parent.mkdir(exist_ok=True)
+    if not path.exists() or path.read_text("utf-8") != text:
+        path.write_text(text, "utf-8")
 
 
 unplaced = [rule.code for rule in RULES if rule.code[3] not in FAMILIES]
 if unplaced:
     raise RuntimeError(f"no family in docs/conf.py for {unplaced}")
 write_rules(HERE / "rules")
+write(HERE / "generated" / "scale_rules.md", scale_rules())
 
 
 def keep_bars(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:

@@ -1,11 +1,12 @@
 """attemper: attention you can see into, and keep in range.
 
 Attention is softmax(scale·q·kᵀ)·v. attemper computes it and hands back exact statistics of the logits, and with them checks
-models: see `attention`, `RowStats` and `check`.
+models: see `attention`, `RowStats` and `check`; its scale rules are in `scales`.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from attemper import scales
 from attemper.ops import attention
 from attemper.stats import HeadStats, RowStats, merge
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from attemper.checker import check
 
 __version__ = "0.1.0"
-__all__ = ["HeadStats", "RowStats", "attention", "check", "merge"]
+__all__ = ["HeadStats", "RowStats", "attention", "check", "merge", "scales"]
 
 
 def __getattr__(name: str) -> Any:

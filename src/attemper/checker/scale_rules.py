@@ -1,4 +1,4 @@
-"""The scale rules as arithmetic: which factor belongs on q·k, from a config, the width of q and k, and the layer.
+"""Which rule of `attemper.scales` a config calls for, and what it comes to for the width of q and k, and the layer.
 
 What must hold: a rule is a few lines and reads nothing but its `Site`. Its value is the whole factor between the outputs of the
 projections and the logits, wherever the module applies it; `query` and `key` are the parts that the architecture multiplies into
@@ -8,6 +8,22 @@ q and k itself, needed where q or k could not be followed back to its projection
 import math
 from dataclasses import dataclass, replace
 from typing import Any
+
+from attemper.scales import (
+    AttentionMultiplier,
+    Constant,
+    Inverse,
+    InverseLayer,
+    InverseSqrt,
+    InverseSqrtTerms,
+    LogitShape,
+    LongRope,
+    MScale,
+    QueryPreAttnScalar,
+    Scale,
+    Sqrt,
+    Yarn,
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +41,10 @@ class Site:
     head_dim: int
     heads: int = 1
     layer: int | None = None
+
+    def factor(self, rule: Scale) -> float:
+        """What a rule that is one number for the layer makes of q·k here."""
+        return float(rule.factor(LogitShape(self.head_dim, self.heads, queries=1, keys=1, layer=self.layer)))
 
 
 @dataclass(frozen=True)
@@ -70,17 +90,19 @@ class Design:
 
 def inverse_sqrt(site: Site) -> Design:
     """1/sqrt(d_head), applied at the call."""
-    return Design(site.head_dim**-0.5)
+    return Design(site.factor(InverseSqrt()))
 
 
 def prescaled(site: Site) -> Design:
     """1/sqrt(d_head), multiplied into q; the call is given 1.0."""
-    return Design(site.head_dim**-0.5, query=site.head_dim**-0.5)
+    factor = site.factor(InverseSqrt())
+    return Design(factor, query=factor)
 
 
 def both_prescaled(site: Site) -> Design:
     """d_head^(-1/4) on q and again on k; the call is given 1.0."""
-    return Design(site.head_dim**-0.5, query=site.head_dim**-0.25, key=site.head_dim**-0.25)
+    factor = site.factor(InverseSqrt())
+    return Design(factor, query=factor**0.5, key=factor**0.5)
 
 
 def folded(_: Site) -> Design:
@@ -95,44 +117,46 @@ def one(_: Site) -> Design:
 
 def inverse_with_log_positions(site: Site) -> Design:
     """1/d_head behind norms on q and k; in global layers q also grows with the logarithm of its position."""
-    return Design(1.0 / site.head_dim, by_position=True)
+    return Design(site.factor(Inverse()), by_position=True)
 
 
 def query_pre_attn_scalar(site: Site) -> Design:
     """query_pre_attn_scalar^(-1/2), a number of the config that need not be the head's width (None: the head's width)."""
     scalar = setting(site.config, "query_pre_attn_scalar")
-    return Design((site.head_dim if scalar is None else scalar) ** -0.5)
+    return Design(site.factor(InverseSqrt() if scalar is None else QueryPreAttnScalar(scalar)))
 
 
 def attention_multiplier(site: Site) -> Design:
     """attention_multiplier, a number of the config (None: 1/sqrt(d_head))."""
     multiplier = setting(site.config, "attention_multiplier")
-    return Design(site.head_dim**-0.5 if multiplier is None else float(multiplier))
+    return Design(site.factor(InverseSqrt() if multiplier is None else AttentionMultiplier(multiplier)))
 
 
 def half_width(site: Site) -> Design:
     """(d_head/2)^(-1/2): the attention reads the hidden state and the embeddings side by side, at twice the width."""
-    return Design((site.head_dim / 2) ** -0.5)
+    return Design(site.factor(InverseSqrtTerms(0.5)))
 
 
 def gpt2(site: Site) -> Design:
     """1/sqrt(d_head) if scale_attn_weights, and 1/(layer+1) if scale_attn_by_inverse_layer_idx."""
-    base = site.head_dim**-0.5 if setting(site.config, "scale_attn_weights", True) else 1.0
+    base = site.factor(InverseSqrt()) if setting(site.config, "scale_attn_weights", True) else 1.0
     if not setting(site.config, "scale_attn_by_inverse_layer_idx", False):
         return Design(base)
     if site.layer is None:
         return Design(None)
-    return Design(base, factors=(Factor("1/(layer+1) of scale_attn_by_inverse_layer_idx", 1.0 / (site.layer + 1)),))
+    return Design(
+        base, factors=(Factor("1/(layer+1) of scale_attn_by_inverse_layer_idx", site.factor(InverseLayer(base=Constant()))),)
+    )
 
 
 def multi_latent(site: Site) -> Design:
     """1/sqrt(d_nope + d_rope), times mscale^2 where RoPE is stretched: mscale = 0.1 · mscale_all_dim · ln(factor) + 1."""
     rope = rope_parameters(site.config, site.layer)
-    base = site.head_dim**-0.5
+    base = site.factor(InverseSqrt())
     all_dim, factor = rope.get("mscale_all_dim") or 0, rope.get("factor") or 1
     if rope.get("rope_type", "default") == "default" or not all_dim or factor <= 1:
         return Design(base, whole_rope=False)
-    mscale = 0.1 * all_dim * math.log(factor) + 1.0
+    mscale = MScale(factor, all_dim).mscale
     return Design(base, factors=(Factor("mscale^2", mscale**2, root="mscale"),), whole_rope=False)
 
 
@@ -150,19 +174,19 @@ def multi_latent_scaled_latents(site: Site) -> Design:
 
 def by_position(site: Site) -> Design:
     """1/sqrt(d_head), and q also grows with its position."""
-    return Design(site.head_dim**-0.5, by_position=True)
+    return Design(site.factor(InverseSqrt()), by_position=True)
 
 
 def deberta(site: Site) -> Design:
     """1/sqrt(d_head · (1 + number of position terms)): c2p and p2c each add a term to the same sum."""
     terms = set(setting(site.config, "pos_att_type") or ()) & {"c2p", "p2c"}
-    return Design((site.head_dim * (1 + len(terms))) ** -0.5)
+    return Design(site.factor(InverseSqrtTerms(1 + len(terms))))
 
 
 def mpt(site: Site) -> Design:
     """attn_config.softmax_scale (None: 1/sqrt(d_head))."""
     scale = getattr(setting(site.config, "attn_config"), "softmax_scale", None)
-    return Design(site.head_dim**-0.5 if scale is None else float(scale))
+    return Design(site.factor(InverseSqrt()) if scale is None else float(scale))
 
 
 def padded(site: Site) -> Design:
@@ -184,13 +208,13 @@ def inverse_sqrt_heads(site: Site) -> Design:
 
 def sqrt_behind_norm(site: Site) -> Design:
     """sqrt(d_head) on q and k of unit length."""
-    return Design(site.head_dim**0.5)
+    return Design(site.factor(Sqrt()))
 
 
 def qk_scale_factor(site: Site) -> Design:
     """1/sqrt(d_head) · qk_scale_factor, the latter multiplied into q behind its norm."""
     factor = float(setting(site.config, "qk_scale_factor") or 1.0)
-    return Design(site.head_dim**-0.5, factors=(Factor("qk_scale_factor", factor),), query=factor)
+    return Design(site.factor(InverseSqrt()), factors=(Factor("qk_scale_factor", factor),), query=factor)
 
 
 def learned(_: Site) -> Design:
@@ -248,8 +272,5 @@ def _rope_attention_factor(rope: dict[str, Any], config: Any) -> float:
     if stretch <= 1.0:
         return 1.0
     if kind == "longrope":
-        return math.sqrt(1 + math.log(stretch) / math.log(original)) if original else 1.0
-    over, under = rope.get("mscale"), rope.get("mscale_all_dim")
-    if over and under:
-        return (0.1 * over * math.log(stretch) + 1.0) / (0.1 * under * math.log(stretch) + 1.0)
-    return 0.1 * math.log(stretch) + 1.0
+        return LongRope(stretch, original).rope_factor if original else 1.0
+    return Yarn(stretch, rope.get("mscale") or None, rope.get("mscale_all_dim") or None).rope_factor

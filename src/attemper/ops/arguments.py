@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attemper.errors import ArgumentError
 from attemper.kernels.spec import Inputs, Rules
+from attemper.scales.base import LogitShape, Scale
 from attemper.stats import broadcasts_to
 
 Window = tuple[int | None, int | None]
@@ -73,10 +74,7 @@ def check(
     )
     if not isinstance(is_causal, bool):
         raise ArgumentError("is_causal", repr(is_causal), "True or False")
-    if not isinstance(offset, int) or isinstance(offset, bool) or not -_FARTHEST <= offset <= _FARTHEST:
-        raise ArgumentError(
-            "offset", repr(offset), "a whole number, at most 2^60 in size: the position of query 0 among the keys"
-        )
+    _check_offset(offset)
     rules = Rules(
         is_causal=is_causal,
         window=_window(window),
@@ -105,6 +103,19 @@ def every(problem: Problem, row_stride: int) -> Problem:
         scale = scale[..., ::row_stride]
     inputs = inputs._replace(query=inputs.query[..., ::row_stride, :], mask=mask, scale=scale)
     return problem._replace(inputs=inputs, rules=problem.rules._replace(row_step=row_stride))
+
+
+def factor_of(scale: Scale, query: Tensor, key: Tensor, offset: int) -> float | Tensor:
+    """What a scale rule multiplies q·k by in a call with these tensors, of which only the shapes are read.
+
+    Raises:
+        ArgumentError: query, key or offset are not what `check` takes, or the rule does not fit them.
+    """
+    _check_tensor("query", query, query)
+    _check_tensor("key", key, query)
+    _check_offset(offset)
+    heads, queries, width = query.shape[-3:]
+    return scale.factor(LogitShape(width, heads, queries, key.shape[-2], offset, device=query.device))
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None, enable_gqa: bool) -> tuple[int, ...]:
@@ -157,6 +168,13 @@ def _check_heads(heads: int, kv_heads: int, enable_gqa: bool) -> None:
         raise ArgumentError("key", f"{kv_heads} heads", f"a divisor of query's {heads} heads, for enable_gqa=True")
 
 
+def _check_offset(offset: int) -> None:
+    if not isinstance(offset, int) or isinstance(offset, bool) or not -_FARTHEST <= offset <= _FARTHEST:
+        raise ArgumentError(
+            "offset", repr(offset), "a whole number, at most 2^60 in size: the position of query 0 among the keys"
+        )
+
+
 def _mask(mask: Tensor, query: Tensor, shape: tuple[int, ...]) -> Tensor:
     if not isinstance(mask, Tensor):
         raise ArgumentError("attn_mask", type(mask).__name__, "a bool or float torch.Tensor, or None")
@@ -181,7 +199,8 @@ def _scale(scale: float | Tensor | None, query: Tensor, shape: tuple[int, ...], 
             scale = scale.unsqueeze(-1)
         return _normal_form("scale", scale.to(dtype), shape, trailing=2, meaning="[..., heads, queries]")
     if not _is_number(scale) or not abs(scale) <= torch.finfo(dtype).max:
-        raise ArgumentError("scale", repr(scale), f"a finite number, a tensor, or None for 1/sqrt(width of query); in {dtype}")
+        expected = "a finite number, a tensor, or None for 1/sqrt(width of query), or a rule of attemper.scales"
+        raise ArgumentError("scale", repr(scale), f"{expected}; in {dtype}")
     return query.new_full((1, 1, 1), float(scale), dtype=dtype)
 
 

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 
 from attemper.errors import ArgumentError
-from attemper.ops.arguments import Problem, Window, check, every
+from attemper.ops.arguments import Problem, Window, check, every, factor_of
 from attemper.ops.autocast import under_autocast
 from attemper.ops.dispatch import compiling
 from attemper.ops.running import run, run_plainly
+from attemper.scales.base import Scale
 from attemper.stats import RowStats
 
-# Told of every call of `attention` once it is done: the problem, and the scale as it was given. Capture listens here.
+# Told of every call of `attention` once it is done: the problem, and the scale as it was given (of a rule: its factor).
+# Capture listens here.
 LISTENERS: list[Callable[[Problem, float | Tensor | None], None]] = []
 
 
@@ -26,7 +28,7 @@ def attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    scale: float | Tensor | None = None,
+    scale: float | Tensor | Scale | None = None,
     enable_gqa: bool = False,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -46,7 +48,7 @@ def attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    scale: float | Tensor | None = None,
+    scale: float | Tensor | Scale | None = None,
     enable_gqa: bool = False,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -65,7 +67,7 @@ def attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    scale: float | Tensor | None = None,
+    scale: float | Tensor | Scale | None = None,
     enable_gqa: bool = False,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -88,8 +90,9 @@ def attention(
         dropout_p: probability in [0, 1] with which each weight is dropped, always applied: pass 0.0 in evaluation. The seed is
             drawn from torch's generator.
         is_causal: key j is visible to query i at j ≤ i + offset; with a mask, both apply.
-        scale: None (1/√d), a number, a 0-d tensor, a 1-D tensor of one factor a head, or a tensor that broadcasts to
-            [..., heads, queries]. Tensors get gradients and are used in float32, unrounded.
+        scale: None (1/√d), a number, a 0-d tensor, a 1-D tensor of one factor a head, a tensor that broadcasts to
+            [..., heads, queries], or a rule of `attemper.scales`. Tensors, and what a rule has learned, get gradients and are
+            used in float32, unrounded.
         enable_gqa: let kv_heads be a divisor of heads; head h reads key head h // (heads / kv_heads).
         softcap: bound on |scale·q·k|, above 0, in units of a logit (Gemma 2, arXiv 2408.00118, section 2).
         sinks: [heads], logits that take weight and have no value (gpt-oss; Xiao et al. 2023, arXiv 2309.17453).
@@ -113,6 +116,8 @@ def attention(
             return found
     if not isinstance(value, Tensor):
         raise ArgumentError("value", type(value).__name__, "a torch.Tensor")
+    if scale is not None and isinstance(scale, Scale):  # an abstract class is slow to ask
+        scale = factor_of(scale, query, key, offset)
     query, key, value = under_autocast(query), under_autocast(key), under_autocast(value)
     problem = check(
         query,
@@ -142,7 +147,7 @@ def row_stats(
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
     *,
-    scale: float | Tensor | None = None,
+    scale: float | Tensor | Scale | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     window: Window | None = None,
@@ -160,6 +165,8 @@ def row_stats(
         `RowStats` of shape [..., heads, ⌈queries / row_stride⌉].
     """
     with torch.no_grad():
+        if scale is not None and isinstance(scale, Scale):  # an abstract class is slow to ask
+            scale = factor_of(scale, query, key, offset)
         problem = check(
             under_autocast(query),
             under_autocast(key),

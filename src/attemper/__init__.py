@@ -6,7 +6,7 @@ models: see `attention`, `RowStats` and `check`; its scale rules are in `scales`
 
 from typing import TYPE_CHECKING, Any
 
-from attemper import scales
+from attemper import nn, scales
 from attemper.ops import attention
 from attemper.stats import HeadStats, RowStats, merge
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from attemper.checker import check
 
 __version__ = "0.1.0"
-__all__ = ["HeadStats", "RowStats", "attention", "check", "merge", "scales"]
+__all__ = ["HeadStats", "RowStats", "attention", "check", "merge", "nn", "scales"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ FIGURES: int = 0  # the backward pass keeps nothing: it goes forward again
 
 def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:
     """softmax(z) v and the record of z."""
-    output, rows = _attention(inputs, rules)
+    output, rows, _ = attend(inputs, rules)
     output = None if output is None else output.to(inputs.query.dtype)
     return Forward(output, rows.lse, rows.entropy, rows.rest if statistics else None)
 
@@ -29,7 +29,7 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
         assert key is not None
         assert scale is not None
         leaves = Inputs(query, key, value, mask, scale, sinks)
-        output, rows = _attention(leaves, rules)
+        output, rows, _ = attend(leaves, rules)
         pairs = [
             (tensor, gradient.to(tensor.dtype))
             for tensor, gradient in zip((output, rows.lse, rows.entropy), upstream, strict=True)
@@ -45,7 +45,8 @@ def _leaf(tensor: Tensor | None, need: bool) -> Tensor | None:
     return None if tensor is None else tensor.detach().requires_grad_(need)
 
 
-def _attention(inputs: Inputs, rules: Rules) -> tuple[Tensor | None, RowStats]:
+def attend(inputs: Inputs, rules: Rules) -> tuple[Tensor | None, RowStats, Tensor]:
+    """The output, the record, and the weights as they met the values, after dropout; all in the compute dtype, by autograd."""
     batch, heads, queries, keys = inputs.shape
     dtype = inputs.compute_dtype
     groups = heads // max(inputs.key.shape[1], 1)
@@ -62,10 +63,10 @@ def _attention(inputs: Inputs, rules: Rules) -> tuple[Tensor | None, RowStats]:
     logits = logits_of(products, scale, rules.softcap, bias)
     rows, weights = record_and_weights(logits, seen, products, sinks)
     if value is None:
-        return None, rows
+        return None, rows, weights
     if rules.dropout_p > 0.0:
         weights = weights * keep_factor(rules.seed, rules.dropout_p, batch, heads, whole, dtype=dtype, device=query.device)
-    return _weighted(weights, value, seen), rows
+    return _weighted(weights, value, seen), rows, weights
 
 
 def _per_row(tensor: Tensor, batch: int, heads: int, queries: int) -> Tensor:

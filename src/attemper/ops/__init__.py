@@ -4,5 +4,16 @@ from attemper.ops.arguments import Problem, Window
 from attemper.ops.attention import LISTENERS, attention, row_stats
 from attemper.ops.autocast import without_autocast
 from attemper.ops.implementations import IMPLEMENTATIONS, Implementation
+from attemper.ops.materialised import attention_with_weights
 
-__all__ = ["IMPLEMENTATIONS", "LISTENERS", "Implementation", "Problem", "Window", "attention", "row_stats", "without_autocast"]
+__all__ = [
+    "IMPLEMENTATIONS",
+    "LISTENERS",
+    "Implementation",
+    "Problem",
+    "Window",
+    "attention",
+    "attention_with_weights",
+    "row_stats",
+    "without_autocast",
+]

@@ -1,0 +1,23 @@
+"""Modules around `attemper.attention`: torch's own with more options, and the parts that models put before the product."""
+
+from attemper.nn.additive import AdditiveAttention
+from attemper.nn.block import Block
+from attemper.nn.differential import DifferentialAttention
+from attemper.nn.multihead import MultiheadAttention
+from attemper.nn.qk_norm import QKNorm
+from attemper.nn.rope_rules import LinearRope, Llama3Rope, NTKRope, RopeRule, YarnRope
+from attemper.nn.rotary import RotaryEmbedding
+
+__all__ = [
+    "AdditiveAttention",
+    "Block",
+    "DifferentialAttention",
+    "LinearRope",
+    "Llama3Rope",
+    "MultiheadAttention",
+    "NTKRope",
+    "QKNorm",
+    "RopeRule",
+    "RotaryEmbedding",
+    "YarnRope",
+]

@@ -181,6 +181,34 @@ def test_the_causal_rule_needs_no_mask_and_joins_any() -> None:
         torch.testing.assert_close(step[:, 0], whole[:, place])
 
 
+def test_what_torch_does_with_is_causal_depends_on_the_path_and_ours_does_not() -> None:
+    theirs = spread(nn.MultiheadAttention(EMBED, 3))
+    ours = MultiheadAttention.from_torch(theirs)
+    x, mask = torch.randn(TOKENS, BATCH, EMBED), torch.arange(TOKENS * TOKENS).reshape(TOKENS, TOKENS) % 5 == 3
+    with pytest.raises(RuntimeError, match="Need attn_mask if specifying the is_causal hint"):
+        theirs(x, x, x, is_causal=True, need_weights=False)
+    # A wrong hint: the mask alone, or the causal rule alone.
+    later = torch.ones(TOKENS, TOKENS).triu(1).bool()
+    torch.testing.assert_close(theirs(x, x, x, attn_mask=mask, is_causal=True)[0], theirs(x, x, x, attn_mask=mask)[0])
+    dropped = theirs(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
+    torch.testing.assert_close(dropped, theirs(x, x, x, attn_mask=later)[0])
+    for need_weights in (True, False):
+        both = ours(x, x, x, attn_mask=mask, is_causal=True, need_weights=need_weights)[0]
+        torch.testing.assert_close(both, theirs(x, x, x, attn_mask=mask | later)[0])
+
+
+def test_the_most_negative_number_hides() -> None:
+    theirs = spread(nn.MultiheadAttention(EMBED, 3))
+    ours = MultiheadAttention.from_torch(theirs)
+    x, mask = torch.randn(TOKENS, BATCH, EMBED), torch.zeros(TOKENS, TOKENS)
+    mask[:, 2] = mask[3] = torch.finfo(torch.float32).min
+    (expected, uniform), (output, weights) = (module(x, x, x, attn_mask=mask) for module in (theirs, ours))
+    others = torch.arange(TOKENS) != 3
+    torch.testing.assert_close(output[others], expected[others])
+    torch.testing.assert_close(uniform[:, 3], torch.full((BATCH, TOKENS), 1 / TOKENS))  # the difference
+    assert not weights[:, 3].any()
+
+
 def test_dropout_drops_the_same_weights_with_and_without_returning_them() -> None:
     module = spread(MultiheadAttention(EMBED, 3, dropout=0.4, batch_first=True))
     x = torch.randn(BATCH, TOKENS, EMBED)

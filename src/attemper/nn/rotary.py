@@ -103,7 +103,7 @@ class RotaryEmbedding(nn.Module):
         return self.frequencies
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "RotaryEmbedding":
-        # In 16 bits the frequencies would be off by 1 part in 500, whole turns at position 4000: they follow the device only.
+        # In bfloat16 the frequencies would be off by 1 part in 500, radians at position 4000: they follow the device only.
         super()._apply(fn, *args, **kwargs)
         if not self.frequencies.is_meta:
             self.frequencies = self._exact(None).to(device=self.frequencies.device, dtype=torch.float32)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attemper
+from attemper import scales
 from attemper.errors import ArgumentError
 from attemper.nn import MultiheadAttention, QKNorm, RotaryEmbedding, YarnRope
 from attemper.ops import LISTENERS, row_stats
@@ -314,6 +315,31 @@ def test_one_scale_a_head_reaches_its_head_whatever_the_widths() -> None:
         constant = MultiheadAttention(EMBED, 3, head_dims=(2, 5, 2), scale=scale, batch_first=True)
         constant.load_state_dict(module.state_dict())
         torch.testing.assert_close(constant(x, x, x, is_causal=True, offset=3)[0], own)
+
+
+@pytest.mark.parametrize("widths", [None, (2, 5, 2)])
+@pytest.mark.parametrize(
+    "rule", [scales.Inverse(8.0), scales.Learned(3), scales.LogLength(3), scales.Llama4()], ids=lambda rule: type(rule).__name__
+)
+def test_a_rule_is_its_factor(rule: scales.Scale, widths: tuple[int, ...] | None) -> None:
+    if isinstance(rule, nn.Module):
+        spread(rule)
+    module = spread(MultiheadAttention(EMBED, 3, head_dims=widths, scale=rule, batch_first=True))
+    factors = []
+    for head, width in enumerate(module.layout.widths):
+        factor = torch.as_tensor(rule.factor(scales.LogitShape(width, 3, TOKENS, TOKENS, 2)), dtype=torch.float32)
+        factor = factor.unsqueeze(-1) if factor.ndim == 1 else factor
+        factors.append(factor.expand(BATCH, 3, TOKENS)[:, head])
+    plain = MultiheadAttention(EMBED, 3, head_dims=widths, scale=torch.stack(factors, 1), batch_first=True)
+    plain.load_state_dict({name: tensor for name, tensor in module.state_dict().items() if not name.startswith("scale.")})
+    x = torch.randn(BATCH, TOKENS, EMBED)
+    learned = [parameter for name, parameter in module.named_parameters() if name.startswith("scale.")]
+    assert bool(learned) == isinstance(rule, nn.Module)
+    for need_weights in (True, False):
+        output = module(x, x, x, None, need_weights, offset=2)[0]
+        torch.testing.assert_close(output, plain(x, x, x, None, need_weights)[0])
+        for gradient in torch.autograd.grad(output.square().sum(), learned) if learned else ():
+            assert gradient.abs().min() > 0.0
 
 
 def test_norm_then_rotation_then_attention() -> None:

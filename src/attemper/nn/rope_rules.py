@@ -143,8 +143,8 @@ class YarnRope(RopeRule):
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, width - 1)
-        # A ramp of no width would divide by 0; a thousandth of a pair is a step.
-        slope = max(last - first, 0.0) or 0.001
+        # A ramp of no width would divide by 0; from one pair to the next is a step.
+        slope = max(last - first, 0.0) or 1.0
         slow = ((torch.arange(width // 2, dtype=torch.float64, device="cpu") - first) / slope).clamp(0.0, 1.0)
         series = _series(width, base)
         return series * (1.0 - slow) + series / self.factor * slow

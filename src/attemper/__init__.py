@@ -1,16 +1,18 @@
 """attemper: attention you can see into, and keep in range.
 
 Attention is softmax(scale·q·kᵀ)·v. attemper computes it and hands back exact statistics of the logits, and with them checks
-models: see `attention`, `RowStats` and `check`; its scale rules are in `scales`.
+models: see `attention`, `RowStats` and `check`; its scale rules are in `scales`, its modules in `nn`.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from attemper import nn, scales
+from attemper import scales
 from attemper.ops import attention
 from attemper.stats import HeadStats, RowStats, merge
 
 if TYPE_CHECKING:
+    from attemper import nn
     from attemper.checker import check
 
 __version__ = "0.1.0"
@@ -23,4 +25,7 @@ def __getattr__(name: str) -> Any:
         from attemper.checker import check
 
         return check
+    # Nor do programs that only call attention need the modules.
+    if name == "nn":
+        return importlib.import_module("attemper.nn")
     raise AttributeError(f"module 'attemper' has no attribute {name!r}; it has {', '.join(__all__)}")

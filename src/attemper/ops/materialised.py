@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from attemper.kernels import reference
-from attemper.ops.arguments import check
+from attemper.ops.arguments import check, factor_of
 from attemper.ops.attention import LISTENERS
 from attemper.ops.autocast import under_autocast, without_autocast
 from attemper.ops.dispatch import compiling
+from attemper.scales import Scale
 from attemper.stats import RowStats
 
 
@@ -21,7 +22,8 @@ def attention_with_weights(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    scale: float | Tensor | None = None,
+    scale: float | Tensor | Scale | None = None,
+    offset: int = 0,
     **options: Any,
 ) -> tuple[Tensor, Tensor, RowStats]:
     """What `attention` returns, and the weights: by the definition, whose memory is queries·keys.
@@ -37,8 +39,10 @@ def attention_with_weights(
     Raises:
         ArgumentError: an argument does not fit; the message names it.
     """
+    if isinstance(scale, Scale):
+        scale = factor_of(scale, query, key, offset)
     query, key, value = under_autocast(query), under_autocast(key), under_autocast(value)
-    problem = check(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
+    problem = check(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, offset=offset, **options)
     rules = problem.rules
     if rules.dropout_p > 0.0:  # drawn as `attention` draws it
         rules = rules._replace(seed=int(torch.randint(2**63 - 1, (), device="cpu")))

@@ -50,6 +50,9 @@ const Build kBuilds[] = {
     {"avx512", has_avx512, ATTEMPER_PASSES(avx512)},
     {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }, ATTEMPER_PASSES(avx2)},
 #endif
+#if defined(__aarch64__)
+    {"neon", [] { return true; }, ATTEMPER_PASSES(portable)},  // part of the architecture, so the portable build has it
+#endif
     {"portable", [] { return true; }, ATTEMPER_PASSES(portable)},
 };
 

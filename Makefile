@@ -3,6 +3,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+CXX_SOURCES := csrc/* tests/csrc/*.cpp tests/csrc/*.h
 BENCHMARKS ?= import_time check_time memory
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
 	"$$p" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
@@ -14,10 +15,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check format lint types layers docs wheel bench clean
+.PHONY: help demo test check format lint types layers docs wheel bench arm avx512 tsan clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # $(call expect,CODE,COMMAND) shows a command, runs it, and fails unless its exit code is CODE.
 expect = @printf '\n$$ %s\n' '$(2)'; code=0; $(BIN)/$(2) || code=$$?; \
@@ -36,11 +37,11 @@ check: lint types layers docs wheel bench test  ## everything that CI runs
 format: $(VENV)/.for-dev  ## rewrite the sources in the house's format
 	$(BIN)/ruff check --fix --quiet .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i csrc/*
+	$(BIN)/clang-format -i $(CXX_SOURCES)
 
 lint: $(VENV)/.for-dev  ## format and lint, without changing anything
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror csrc/*
+	$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
 	$(BIN)/ruff check .
 
 types: $(VENV)/.for-dev  ## pyrefly
@@ -57,6 +58,34 @@ wheel: $(VENV)/.for-dev  ## build sdist and wheel in dist/, and try the wheel be
 
 bench: $(VENV)/.for-test $(VENV)/.real-models  ## the benchmarks that have a bar to hold
 	$(foreach name,$(BENCHMARKS),$(BIN)/python -m benchmarks.$(name) &&) true
+
+# The kernel without Python: tests/csrc/harness.cpp holds a build of it against the definition on COUNT random problems.
+# $(call want,TOOLS,PACKAGES) says what to install where a tool is missing; $(call harness,OPTIONS) builds.
+want = @for tool in $(1); do command -v $$tool >/dev/null || \
+	{ echo "$$tool is not here; on Debian: apt-get install $(2)" >&2; exit 1; }; done
+harness = cmake -S . -B build/$@ -DATTEMPER_HARNESS=ON $(1) && cmake --build build/$@ --parallel $(WORKERS)
+
+arm: COUNT ?= 1000
+arm:  ## the kernel's NEON build, cross-compiled, in QEMU
+	$(call want,cmake aarch64-linux-gnu-g++ qemu-aarch64,cmake g++-aarch64-linux-gnu qemu-user)
+	$(call harness,-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+		-DCMAKE_CXX_FLAGS=-Werror)
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/arm/harness --count $(COUNT)
+
+avx512: COUNT ?= 1000
+avx512:  ## the kernel's AVX-512 build, in Bochs, for machines that lack it
+	tests/csrc/run_avx512.sh --count $(COUNT)
+
+# GCC's sanitizer does not understand its own OpenMP. Archer tells Clang's what LLVM's OpenMP keeps apart.
+ARCHER = $$(dirname "$$(readlink -f "$$(command -v clang++)")")/../lib/libarcher.so
+RACES = OMP_TOOL_LIBRARIES="$(ARCHER)" TSAN_OPTIONS=ignore_noninstrumented_modules=1
+tsan: COUNT ?= 300
+tsan:  ## the kernel's threads, and four callers at once, under the thread sanitizer
+	$(call want,cmake clang++,cmake clang libomp-dev libclang-rt-dev)
+	@test -e "$(ARCHER)" || { echo 'libarcher.so is not here; on Debian: apt-get install libomp-dev libclang-rt-dev' >&2; exit 1; }
+	$(call harness,-DCMAKE_CXX_COMPILER=clang++ '-DCMAKE_CXX_FLAGS=-fsanitize=thread -g')
+	$(RACES) build/tsan/harness --count $(COUNT) --threads 4
+	$(RACES) build/tsan/harness --count $(COUNT) --threads 4 --concurrent 4
 
 clean:  ## remove everything that was made here
 	rm -rf $(VENV) build dist docs/_build docs/rules docs/generated .pytest_cache .ruff_cache .hypothesis .import_linter_cache

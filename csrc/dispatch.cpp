@@ -3,6 +3,9 @@
 #include <pthread.h>
 
 #include <cstring>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 namespace attemper {
 
@@ -29,9 +32,14 @@ struct Build {
 #define ATTEMPER_PASSES(isa) forward_##isa, backward_##isa, rounds_weights_##isa
 
 #if defined(__x86_64__)
+bool has_f16c() {  // by hand: Clang 14 does not know the name in __builtin_cpu_supports
+  unsigned a, b, c = 0, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("f16c");
+         __builtin_cpu_supports("avx512dq") && has_f16c();
 }
 #endif
 
@@ -40,8 +48,10 @@ const Build kBuilds[] = {
 #if defined(__x86_64__)
     {"avx512bf16", [] { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }, ATTEMPER_PASSES(avx512bf16)},
     {"avx512", has_avx512, ATTEMPER_PASSES(avx512)},
-    {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); },
-     ATTEMPER_PASSES(avx2)},
+    {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }, ATTEMPER_PASSES(avx2)},
+#endif
+#if defined(__aarch64__)
+    {"neon", [] { return true; }, ATTEMPER_PASSES(portable)},  // part of the architecture, so the portable build has it
 #endif
     {"portable", [] { return true; }, ATTEMPER_PASSES(portable)},
 };

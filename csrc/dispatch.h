@@ -4,7 +4,7 @@
 
 namespace attemper {
 
-// Name of the instruction set in use: "avx512bf16" (which multiplies bfloat16 in pairs), "avx512", "avx2" or "portable".
+// Name of the instruction set in use: "avx512bf16" (which multiplies bfloat16 in pairs), "avx512", "avx2", "neon" or "portable".
 const char* instruction_set();
 
 // Whether the build in use rounds weights to bfloat16 where values are bfloat16; see sum_flow in backward.h.

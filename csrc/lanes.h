@@ -194,6 +194,10 @@ ATTEMPER_INLINE float read(Bfloat16 x) {
 ATTEMPER_INLINE float read(Float16 x) {
 #if defined(__F16C__)
   return _cvtsh_ss(x.bits);
+#elif defined(__aarch64__)
+  __fp16 half;
+  memcpy(&half, &x.bits, 2);
+  return half;
 #else
   const uint32_t sign = (x.bits & 0x8000u) << 16, exponent = (x.bits >> 10) & 31, fraction = x.bits & 1023;
   if (exponent == 0) {  // nought and subnormal numbers, exact in float
@@ -216,6 +220,9 @@ ATTEMPER_INLINE void write(Bfloat16* p, float x) {  // to the nearest, ties to e
 ATTEMPER_INLINE void write(Float16* p, float x) {
 #if defined(__F16C__)
   p->bits = _cvtss_sh(x, 0);
+#elif defined(__aarch64__)
+  const __fp16 half = static_cast<__fp16>(x);
+  memcpy(&p->bits, &half, 2);
 #else
   uint32_t bits;
   memcpy(&bits, &x, 4);

@@ -11,6 +11,9 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +23,7 @@ from pathlib import Path
 from attemper.kernels import cpu
 assert cpu.available(), "the extension does not load"
 assert b"__asan_init" in Path(cpu._cpu.__file__).read_bytes(), f"{cpu._cpu.__file__} is not watched"
-print(f"{cpu.describe().split(', ')[1]}: watching")
+isa = cpu._cpu.instruction_set()
 """
 MISPLACED = """
 import torch
@@ -39,7 +42,7 @@ for threads in (1, 2):
     for case in (*CASES, *LARGE):
         for dtype in dtypes:
             everything(build(case, dtype))
-print(f"{len(CASES + LARGE)} cases in {len(dtypes)} dtypes, on 1 and 2 threads: done")
+print(f"{isa}: {len(CASES + LARGE)} cases in {len(dtypes)} dtypes, on 1 and 2 threads: done")
 """
 
 
@@ -50,14 +53,20 @@ def main() -> None:
     options = parser.parse_args()
     isas = options.instruction_sets.split(",")
     python = build(isas)
-    for isa in isas:
-        watched = environment(isa)
-        run(watched, python, "-c", IS_WATCHED)
-        expect(watched, "heap-buffer-overflow", python, "-c", MISPLACED.format(bytes=4))
-        expect(watched, "misaligned address", python, "-c", MISPLACED.format(bytes=2))
-        run(watched, python, "-c", CASE_TABLE)
-        run(watched, python, "-m", "tests.kernels.fuzz", "--count", str(options.fuzz), "--seed", "1")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each step is a process of its own, which waits for no other
+        steps = [pool.submit(step) for isa in isas for step in steps_of(environment(isa), python, options.fuzz)]
+        for step in steps:
+            step.result()
     print(f"no fault seen by the address and undefined-behaviour sanitizers: {', '.join(isas)}")
+
+
+def steps_of(watched: dict[str, str], python: Path, fuzz: int) -> list[Callable[[], None]]:
+    return [
+        partial(run, watched, python, "-c", IS_WATCHED + CASE_TABLE),
+        partial(run, watched, python, "-m", "tests.kernels.fuzz", "--count", str(fuzz), "--seed", "1"),
+        partial(expect, watched, "heap-buffer-overflow", python, "-c", MISPLACED.format(bytes=4)),
+        partial(expect, watched, "misaligned address", python, "-c", MISPLACED.format(bytes=2)),
+    ]
 
 
 def build(isas: list[str]) -> Path:
@@ -106,7 +115,7 @@ def run(environment: dict[str, str], *command: str | Path) -> None:
 def expect(environment: dict[str, str], words: str, *command: str | Path) -> None:
     done = subprocess.run(command, env=environment, cwd=ROOT, check=False, capture_output=True, text=True)
     if done.returncode == 0 or words not in done.stderr:
-        sys.exit(f"a planted fault went unseen: no {words!r}, exit code {done.returncode}\n{done.stderr[-4000:]}")
+        raise SystemExit(f"a planted fault went unseen: no {words!r}, exit code {done.returncode}\n{done.stderr[-4000:]}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ weight a relative one of R = 2 + Z + (max z − z) + the same on average over th
 Sums of n terms add about half of √n roundings, as a random walk does; R and the products have them too.
 
 All figures are in units of the rounding of the compute dtype. Rows of which Z alone makes every digit uncertain are not judged,
-nor are rows that see something not finite: their bound is infinite.
+nor are rows that see something not finite: their bound is infinite. Where a build of the kernel rounds weights to bfloat16 before
+they meet values, keys and queries, each such product has that rounding as well, and D = Σ output · its gradient with the output.
 """
 
 import math
@@ -23,9 +24,13 @@ CERTAIN = 0.02  # the share of its weight that a row's roundings may move: what 
 
 
 class Bounds:
-    """The bounds of a problem in float64, in the normal form that kernels take; `eps` is the rounding of the precision judged."""
+    """The bounds of a problem in float64, in the normal form that kernels take.
 
-    def __init__(self, problem: Problem, eps: float) -> None:
+    eps: the rounding of the precision judged; of_weights: that of weights before they are multiplied, 0 where there is none.
+    """
+
+    def __init__(self, problem: Problem, eps: float, of_weights: float = 0.0) -> None:
+        self.of_weights = of_weights / eps
         inputs, rules = problem.inputs, problem.rules
         batch, heads, queries, keys = self.shape = inputs.shape
         self.groups = heads // inputs.key.shape[1] if inputs.key.shape[1] else 1
@@ -101,7 +106,8 @@ class Bounds:
         }
         found = {name: self._judged(bound) for name, bound in found.items()}
         if self.value is not None:
-            found["output"] = self._judged(self.keep * (self.p * (1.0 + self.r))[..., :-1] @ self.value)
+            rounded = 1.0 + self.r + 2.0 * self.of_weights  # the weight's own rounding, and that of their sum
+            found["output"] = self._judged(self.keep * (self.p * rounded)[..., :-1] @ self.value)
         return found
 
     def backward(self, output: Tensor | None, lse: Tensor | None, entropy: Tensor | None) -> dict[str, Tensor]:
@@ -121,9 +127,10 @@ class Bounds:
         e_logits = torch.where(self.uncertain.unsqueeze(-1) & self.there, math.inf, e_logits)
         e_mask, e_sinks = e_logits[..., :-1], e_logits[..., -1]
         e_turned = self.slope * e_mask + self.slope_error * (self.p * size)[..., :-1]
-        e_products = torch.where(e_turned == math.inf, math.inf, self.scale.abs() * e_turned)
+        rounded = self.of_weights * self.slope * (self.p * (size + 2.0 * (self.p * into).sum(-1, keepdim=True)))[..., :-1]
+        e_products = torch.where(e_turned == math.inf, math.inf, self.scale.abs() * (e_turned + rounded))
         reach = self.products + (self.products.amax(-1, keepdim=True) if keys else 0.0)
-        weights = self.keep * (self.p * (1.0 + self.r))[..., :-1]
+        weights = self.keep * (self.p * (1.0 + self.r + self.of_weights))[..., :-1]
         weights = torch.where(self.uncertain.unsqueeze(-1) & self.visible, math.inf, weights)
         return {
             "query": _times(e_products, self.key),

@@ -3,7 +3,8 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
-CXX_SOURCES := csrc/* tests/csrc/*.cpp tests/csrc/*.h
+CXX_SOURCES := csrc/* tests/csrc/*.cpp tests/csrc/*.h benchmarks/*.cpp
+SEED ?= 0
 BENCHMARKS ?= import_time check_time memory
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
 	"$$p" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
@@ -15,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check format lint types layers docs wheel bench arm avx512 tsan clean
+.PHONY: help demo test fuzz sanitize check format lint types layers docs wheel bench arm avx512 tsan clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -32,7 +33,14 @@ demo: $(VENV)/.for-run  ## what attemper finds on a model that forgot its scale,
 test: $(VENV)/.for-test $(VENV)/.real-models  ## the tests
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
-check: lint types layers docs wheel bench test  ## everything that CI runs
+fuzz: COUNT ?= 20000
+fuzz: $(VENV)/.for-test  ## COUNT random problems of the series SEED, the compiled kernel against the definition
+	$(BIN)/python -m tests.kernels.fuzz --count $(COUNT) --seed $(SEED) $(ARGS)
+
+sanitize: $(VENV)/.for-test  ## the compiled kernel under the address and undefined-behaviour sanitizers
+	$(BIN)/python .ci/sanitize.py $(SANITIZE)
+
+check: lint types layers docs wheel bench sanitize test  ## everything that CI runs
 
 format: $(VENV)/.for-dev  ## rewrite the sources in the house's format
 	$(BIN)/ruff check --fix --quiet .

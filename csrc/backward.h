@@ -348,7 +348,7 @@ int64_t backward_scratch(const Problem& p) {
   Arena arena(nullptr);
   Desk<Real> desk(p, arena);
   Operands<Stored, Real> operands(p, arena);
-  return arena.used(nullptr) + 64;
+  return arena.used() + 64;
 }
 
 // What every logit's gradient of a row has in common: the gradient of lse − Σ o·do. In double: where the weights are sharp, it is

@@ -9,10 +9,11 @@
 
 namespace attemper {
 
-#define ATTEMPER_DECLARE(isa)            \
-  bool forward_##isa(const Problem& p);  \
-  bool backward_##isa(const Problem& p); \
-  bool rounds_weights_##isa();
+// Weak: a build that was left out is null.
+#define ATTEMPER_DECLARE(isa)                                  \
+  bool forward_##isa(const Problem& p) __attribute__((weak));  \
+  bool backward_##isa(const Problem& p) __attribute__((weak)); \
+  bool rounds_weights_##isa() __attribute__((weak));
 ATTEMPER_DECLARE(portable)
 #if defined(__x86_64__)
 ATTEMPER_DECLARE(avx2)
@@ -70,7 +71,7 @@ bool choose_instruction_set(const char* name) {
   static const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
   (void)registered;
   for (const Build& build : kBuilds)
-    if ((name[0] == 0 || strcmp(name, build.name) == 0) && build.supported()) {
+    if ((name[0] == 0 || strcmp(name, build.name) == 0) && build.forward && build.supported()) {
       chosen = &build;
       return true;
     }

@@ -334,7 +334,7 @@ void finish_block(const Problem& p, const Block<Real>& block, const Running<Real
       const Real smallest = spoilt ? pivot : of_row(running.smallest);
       const bool falls = smallest == Real(-kInfinity);  // a visible logit of −∞, which the sums passed over as if it were hidden
       const bool products_spoilt =
-          reinterpret_cast<const typename LaneTypes<Real>::Integer*>(running.spoilt)[r] != 0 || (spoilt && block.raw);
+          reinterpret_cast<const typename LaneTypes<Real>::Integer*>(running.spoilt)[r] != 0 || (spoilt && block.monotone);
       Real* field = reinterpret_cast<Real*>(p.rest) + row;
       const auto next = [&field, rows_in_all](double x) {
         *field = static_cast<Real>(x);

@@ -5,6 +5,10 @@
 #include "problem.h"
 #include "transpose.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace attemper {
 namespace {
 
@@ -23,20 +27,29 @@ ATTEMPER_INLINE T most(T a, T b) {
   return a < b ? b : a;
 }
 
-// Scratch memory handed out in pieces, each aligned for the widest vector.
+// Scratch memory handed out in pieces, each aligned for the widest vector. Without memory it only counts how much that takes.
 class Arena {
  public:
-  explicit Arena(char* memory) : next_(memory) {}
+  explicit Arena(char* memory) : memory_(memory) {}
   template <class T>
   T* take(int64_t count) {
-    T* piece = reinterpret_cast<T*>(next_);
-    next_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
-    return piece;
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(T)), begin = used_;
+    used_ += (bytes + 63) / 64 * 64;
+    char* piece = memory_ ? memory_ + begin : nullptr;
+#if defined(__SANITIZE_ADDRESS__)
+    used_ += 64;  // a gap that nobody may touch: otherwise a step out of one piece is one into the next
+    if (memory_) {
+      ASAN_UNPOISON_MEMORY_REGION(piece, bytes);
+      ASAN_POISON_MEMORY_REGION(piece + bytes, used_ - begin - bytes);
+    }
+#endif
+    return reinterpret_cast<T*>(piece);
   }
-  int64_t used(const char* memory) const { return next_ - memory; }
+  int64_t used() const { return used_; }
 
  private:
-  char* next_;
+  char* memory_;
+  int64_t used_ = 0;
 };
 
 template <class Stored>

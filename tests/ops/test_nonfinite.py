@@ -38,6 +38,20 @@ def test_the_last_key_that_a_row_sees_may_be_broken(value: float, softcap: float
 
 
 @every_kernel
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_broken_query_spoils_every_figure_of_its_row(softcap: float | None, impl: str) -> None:
+    query, key, content = draw()
+    query[0, 1, 2, 0] = math.nan
+    output, rows = attention(query, key, content, softcap=softcap, return_stats=True, impl=impl)
+    broken = torch.zeros(1, 2, 5, dtype=torch.bool)
+    broken[0, 1, 2] = True
+    for name in set(STATISTICS) - {"count", "argmax"}:
+        assert torch.equal(torch.isnan(getattr(rows, name)), broken), name
+    assert torch.equal(torch.isnan(output).all(-1), broken)
+    assert torch.equal(torch.isnan(output).any(-1), broken)
+
+
+@every_kernel
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_visible_product_of_minus_infinity_has_no_weight(masked: bool, impl: str) -> None:
     query, key, content = draw()

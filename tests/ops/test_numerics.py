@@ -169,6 +169,22 @@ def test_the_scale_reaches_output_and_gradient(numerics: Numerics, impl: str) ->
 
 
 @every_implementation
+@pytest.mark.parametrize("sink", [0.0, 12.0, 30.0])
+def test_the_gradient_of_the_scale_beside_a_sink_that_takes_all(sink: float, impl: str) -> None:
+    # All keys together weigh e^-12, e^-30: their share in the gradient of lse is not to be had as 1 less that of the sink.
+    query, key, value = (torch.randn(1, 2, n, 7) for n in (5, 11, 11))
+
+    def gradient(dtype: torch.dtype, impl: str) -> Tensor:
+        scale = torch.tensor([0.4, 0.7], dtype=dtype, requires_grad=True)
+        sinks = torch.full((2,), sink, dtype=dtype)
+        tensors = (tensor.to(dtype) for tensor in (query, key, value))
+        output, rows = attention(*tensors, scale=scale, sinks=sinks, return_stats=True, impl=impl)
+        return torch.autograd.grad(output.sum() + rows.lse.sum(), scale)[0]
+
+    torch.testing.assert_close(gradient(torch.float32, impl).double(), gradient(torch.float64, "reference"), rtol=5e-6, atol=0.0)
+
+
+@every_implementation
 def test_causal_is_aligned_top_left(numerics: Numerics, impl: str) -> None:
     query, key, value = numerics.load("single-query-causal")
     output, rows = attention(query, key, value, is_causal=True, return_stats=True, impl=impl)

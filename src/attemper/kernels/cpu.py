@@ -221,8 +221,7 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
         # Autograd may hand on a gradient whose sign is yet to be turned; the kernel reads memory.
         flow = None if upstream.output is None else upstream.output.resolve_neg()
         view = _NO_VIEW if flow is None else _view(flow)
-        # Under a cap Σ dz is known only by summing it, and a pivot would bring in its rounding.
-        pivot = 0 if rules.softcap is not None else kept.product_pivot.data_ptr()
+        pivot = kept.product_pivot.data_ptr() if _pivoted(inputs, rules) else 0
         kept_rows = tuple(each.data_ptr() for each in kept[:4])
 
         def gather(of_lse: Tensor | None, output: Tensor | None, *grown: Tensor | None) -> None:
@@ -243,10 +242,9 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
     d_scale = None
     if needs.scale and sums is not None:
         of_rows = sums[0].double().sum(0)
-        if rules.softcap is None:
-            # Σ dz over keys and sink is the gradient of lse, exactly.
-            total = torch.zeros_like(result.lse) if upstream.lse is None else upstream.lse.to(dtype)
-            total = torch.where(result.lse == -math.inf, 0.0, total if d_sink is None else total - d_sink)
+        if _pivoted(inputs, rules) and upstream.lse is not None:
+            # Σ dz is the gradient of lse, exactly.
+            total = torch.where(result.lse == -math.inf, 0.0, upstream.lse.to(dtype))
             of_rows = of_rows + torch.where(torch.isfinite(kept.product_pivot), kept.product_pivot, 0.0).double() * total
         d_scale = of_rows.sum_to_size(inputs.scale.shape)
     return Gradients(
@@ -257,6 +255,15 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
         None if d_scale is None else d_scale.to(dtype),
         d_sink.sum((0, 2), dtype=torch.float64).to(dtype) if needs.sinks and d_sink is not None else None,
     )
+
+
+def _pivoted(inputs: Inputs, rules: Rules) -> bool:
+    """Whether the gradient of the scale, Σ dz·u, is summed about a pivot, as Σ dz·(u − pivot) + pivot·Σ dz.
+
+    Where Σ dz is not known exactly, the pivot would bring in its rounding: under a cap it is known only by summing it, and beside
+    a sink that takes nearly all weight it is a small difference of large numbers.
+    """
+    return rules.softcap is None and inputs.sinks is None
 
 
 def _sink_gradient(

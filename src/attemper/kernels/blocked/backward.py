@@ -88,9 +88,11 @@ class _RowTerms:
         # ln p + H = (z − max) + this: the two large parts of ln p never meet.
         self.surprise = result.entropy - torch.log(self.total)
         self.empty = result.lse == -math.inf
-        # Any finite number near the products serves; it only keeps their differences small. Under a cap Σ dz is known only by
-        # summing it, and a pivot would bring in its rounding.
-        usable = torch.isfinite(product_max) if rules.softcap is None else torch.zeros_like(self.empty)
+        # Any finite number near the products serves; it only keeps their differences small. Where Σ dz is not known exactly, it
+        # would bring in that rounding: under a cap Σ dz is known only by summing it, and beside a sink that takes nearly all
+        # weight it is a small difference of large numbers.
+        exact = rules.softcap is None and inputs.sinks is None
+        usable = torch.isfinite(product_max) if exact else torch.zeros_like(self.empty)
         self.product_pivot = torch.where(usable, product_max, 0.0)
         self.d_lse = torch.zeros_like(self.shift) if upstream.lse is None else upstream.lse.to(dtype)
         self.d_entropy = None if upstream.entropy is None else upstream.entropy.to(dtype)
@@ -130,7 +132,6 @@ class _Accumulators:
         self.needs = needs
         rows = inputs.shape[:3] if needs.scale else (0,)
         self.from_pivot = inputs.query.new_zeros(rows, dtype=dtype)
-        self.d_sink: Tensor | None = None
 
     def add_scale(self, d_logits: Tensor, of_tile: TileLogits, pivot: Tensor, tile: Tile) -> None:
         """Σ dz·(u − pivot) over the tile, with dz taken before the cap."""
@@ -140,20 +141,18 @@ class _Accumulators:
 
     def add_sink(self, d_sink: Tensor) -> None:
         """The gradients of the sink's logit, [batch, heads, queries]."""
-        self.d_sink = d_sink
         if self.needs.sinks:
             self.sinks.copy_(d_sink.sum((0, 2), dtype=torch.float64))
 
     def finish_scale(self, rows: _RowTerms) -> None:
         """ds = Σ dz·(u − pivot) + pivot·Σ dz.
 
-        Σ dz over keys and sink is the gradient of lse, exactly (the pivot is 0 where a cap comes between); a summed one would
+        Σ dz is the gradient of lse, exactly (the pivot is 0 where it is not, under a cap or beside a sink); a summed one would
         bring back the rounding that the pivot took out.
         """
         if not self.needs.scale:
             return
-        exact = rows.d_lse if self.d_sink is None else rows.d_lse - self.d_sink
-        of_rows = self.from_pivot.double() + rows.product_pivot.double() * torch.where(rows.empty, 0.0, exact)
+        of_rows = self.from_pivot.double() + rows.product_pivot.double() * torch.where(rows.empty, 0.0, rows.d_lse)
         self.scale.copy_(of_rows.sum_to_size(self.scale.shape))
 
     def rounded(self, inputs: Inputs) -> Gradients:

@@ -30,7 +30,8 @@ import torch
 from attemper import attention
 from attemper.kernels import cpu
 cpu._view = lambda tensor: (tensor.data_ptr() + {bytes}, *tensor.stride())
-attention(*(torch.ones(1, 1, 67, 5) for _ in range(3)), softcap=2.0, impl="cpu")  # a plain call is packed elsewhere
+tensors = (torch.ones(1, 1, {rows}, 5)[:, :, :67] for _ in range(3))
+attention(*tensors, softcap=2.0, impl="cpu")  # a plain call is packed elsewhere
 """
 CASE_TABLE = """
 import torch
@@ -64,8 +65,8 @@ def steps_of(watched: dict[str, str], python: Path, fuzz: int) -> list[Callable[
     return [
         partial(run, watched, python, "-c", IS_WATCHED + CASE_TABLE),
         partial(run, watched, python, "-m", "tests.kernels.fuzz", "--count", str(fuzz), "--seed", "1"),
-        partial(expect, watched, "heap-buffer-overflow", python, "-c", MISPLACED.format(bytes=4)),
-        partial(expect, watched, "misaligned address", python, "-c", MISPLACED.format(bytes=2)),
+        partial(expect, watched, "heap-buffer-overflow", python, "-c", MISPLACED.format(bytes=4, rows=67)),
+        partial(expect, watched, "misaligned address", python, "-c", MISPLACED.format(bytes=2, rows=68)),
     ]
 
 

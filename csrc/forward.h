@@ -332,7 +332,8 @@ void finish_block(const Problem& p, const Block<Real>& block, const Running<Real
       const double count = of_row(running.count), by_count = count > 0 ? 1.0 / count : 1.0;
       const double mean = of_row(running.sum) * by_count, spread = of_row(running.sum_squares) * by_count - mean * mean;
       const Real smallest = spoilt ? pivot : of_row(running.smallest);
-      const bool falls = smallest == Real(-kInfinity);  // a visible logit of −∞, which the sums passed over as if it were hidden
+      // Logits of ±∞ have no mean. The sums passed over −∞ as if it were hidden, and what +∞ made of them depends on its place.
+      const bool endless = smallest == Real(-kInfinity) || pivot == Real(kInfinity);
       const bool products_spoilt =
           reinterpret_cast<const typename LaneTypes<Real>::Integer*>(running.spoilt)[r] != 0 || (spoilt && block.monotone);
       Real* field = reinterpret_cast<Real*>(p.rest) + row;
@@ -344,8 +345,8 @@ void finish_block(const Problem& p, const Block<Real>& block, const Running<Real
       next(unseen ? -kInfinity : top);
       next(block.raw && count > 0 ? scale * smallest : smallest);
       next(count > 0 ? of_row(running.argmax) : -1.0);
-      next(falls ? no_number : count > 0 ? scale * (of_row(running.centre) + mean) : 0.0);
-      next(falls ? no_number : double(scale) * scale * (spread < 0 ? 0.0 : spread));
+      next(endless ? no_number : count > 0 ? scale * (of_row(running.centre) + mean) : 0.0);
+      next(endless ? no_number : double(scale) * scale * (spread < 0 ? 0.0 : spread));
       next(nothing ? 0.0 : keys_1 * keys_1 * of_row(running.squares) + sinks_1 * sinks_1);
       next(nothing ? 0.0 : keys_1 * keys_1 * keys_1 * of_row(running.cubes) + sinks_1 * sinks_1 * sinks_1);
       next(products_spoilt ? no_number : of_row(running.product_max));

@@ -31,6 +31,8 @@ class Bounds:
 
     def __init__(self, problem: Problem, eps: float, of_weights: float = 0.0) -> None:
         self.of_weights = of_weights / eps
+        # Equal terms are all rounded the same way; float64 has no yardstick beside its bound, so that it needs the surer one.
+        self.steady = eps == torch.finfo(torch.float64).eps
         inputs, rules = problem.inputs, problem.rules
         batch, heads, queries, keys = self.shape = inputs.shape
         self.groups = heads // inputs.key.shape[1] if inputs.key.shape[1] else 1
@@ -65,11 +67,11 @@ class Bounds:
         self.shown, self.there = shown, there
         # 2^-126 is the least weight in float32; it may stand for any that is smaller.
         self.p = torch.where(there, torch.exp(shown - self.lse.unsqueeze(-1)) + 2.0**-100, 0.0)
-        self.products = (1.0 + _walk(query.shape[-1])) * self.query @ self.key.mT
+        self.products = (1.0 + self.walk(query.shape[-1])) * self.query @ self.key.mT
         turned = self.scale.abs() * self.products
         self.z = torch.where(there, torch.cat([turned + logits.abs() + _finite(bias).abs(), sink.unsqueeze(-1).abs()], -1), 0.0)
         depth = torch.where(there, top - shown, 0.0)
-        walk = _walk(max(keys, queries * self.groups, inputs.key.shape[-1], 0 if value is None else value.shape[-1]))
+        walk = self.walk(max(keys, queries * self.groups, inputs.key.shape[-1], 0 if value is None else value.shape[-1]))
         self.r = 2.0 + walk + self.z + depth + _mean(self.p, self.z + depth)
         self.surprise = torch.where(there, self.lse.unsqueeze(-1) - shown, 0.0).abs()
         self.offset_of_mean = torch.where(self.visible, logits - self.mean.unsqueeze(-1), 0.0).abs()
@@ -97,7 +99,7 @@ class Bounds:
             "min": z,
             "mean": mean_z + self.mean.abs(),
             "var": 2.0 * (deviation + self.var) + 2.0**-23 * mean_z.square(),
-            "lse": z + self.lse.abs() + 1.0,
+            "lse": z + self.lse.abs() + 1.0 + self.walk(self.shape[-1]),
             "entropy": self.e_entropy,
             "p2": 2.0 * (self.p.square() * self.r).sum(-1) + 3.0 * self.p2,
             "p3": 3.0 * (self.p.pow(3) * self.r).sum(-1) + 4.0 * self.p3,
@@ -141,6 +143,11 @@ class Bounds:
             "sinks": e_sinks.sum((0, 2)),
         }
 
+    def walk(self, terms: int) -> float:
+        """Roundings that a sum adds to those of its terms. More than 128 terms are added up in parts."""
+        terms = min(terms, 128)
+        return 0.5 * terms if self.steady else 0.5 * math.sqrt(terms)
+
     def _judged(self, bound: Tensor) -> Tensor:
         uncertain = self.uncertain if bound.ndim == 3 else self.uncertain.unsqueeze(-1)
         return torch.where(uncertain, math.inf, bound)
@@ -151,10 +158,6 @@ class Bounds:
     def _of_key_heads(self, tensor: Tensor) -> Tensor:
         batch, heads, *rest = tensor.shape
         return tensor.reshape(batch, heads // self.groups, self.groups, *rest).sum(2)
-
-
-def _walk(terms: int) -> float:
-    return 0.5 * math.sqrt(min(terms, 128))  # more are added up in parts
 
 
 def _finite(tensor: Tensor) -> Tensor:

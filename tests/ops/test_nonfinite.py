@@ -52,6 +52,19 @@ def test_a_broken_query_spoils_every_figure_of_its_row(softcap: float | None, im
 
 
 @every_kernel
+@pytest.mark.parametrize("queries", [3, 5])
+@pytest.mark.parametrize("place", [1, 131, 598])
+def test_a_row_that_sees_infinity_has_no_mean_wherever_it_stands(place: int, queries: int, impl: str) -> None:
+    query, key, content = draw(queries, 601)
+    key[:, :, place] = math.inf
+    rows = attention(query, key, content, return_stats=True, impl=impl)[1]
+    assert torch.equal(rows.max, torch.full_like(rows.max, math.inf))
+    assert torch.equal(rows.argmax, torch.full_like(rows.argmax, place))
+    assert torch.isnan(rows.mean).all()
+    assert torch.isnan(rows.var).all()
+
+
+@every_kernel
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_visible_product_of_minus_infinity_has_no_weight(masked: bool, impl: str) -> None:
     query, key, content = draw()

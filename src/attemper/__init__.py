@@ -1,7 +1,8 @@
 """attemper: attention you can see into, and keep in range.
 
 Attention is softmax(scale·q·kᵀ)·v. attemper computes it and hands back exact statistics of the logits, and with them checks
-models: see `attention`, `RowStats` and `check`; its scale rules are in `scales`, its modules in `nn`.
+models: see `attention`, `RowStats` and `check`; its scale rules are in `scales`, its modules in `nn`, edits to trained weights
+in `weights`.
 """
 
 import importlib
@@ -12,11 +13,11 @@ from attemper.ops import attention
 from attemper.stats import HeadStats, RowStats, merge
 
 if TYPE_CHECKING:
-    from attemper import nn
+    from attemper import nn, weights
     from attemper.checker import check
 
 __version__ = "0.1.0"
-__all__ = ["HeadStats", "RowStats", "attention", "check", "merge", "nn", "scales"]
+__all__ = ["HeadStats", "RowStats", "attention", "check", "merge", "nn", "scales", "weights"]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,7 +26,7 @@ def __getattr__(name: str) -> Any:
         from attemper.checker import check
 
         return check
-    # Nor do programs that only call attention need the modules.
-    if name == "nn":
-        return importlib.import_module("attemper.nn")
+    # Nor do programs that only call attention need the modules, or edits to weights.
+    if name in ("nn", "weights"):
+        return importlib.import_module(f"attemper.{name}")
     raise AttributeError(f"module 'attemper' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -1,4 +1,4 @@
-"""Folding a scale: the model under the other engine's scale is the model as it was, on every layout; and what cannot be folded."""
+"""Folding a scale: the model under the other engine's scale is the model as it was, on every layout; what cannot be folded."""
 
 from pathlib import Path
 from typing import Any

@@ -46,7 +46,7 @@ def _by_multi_query(module: nn.Module, outputs: int, heads: int, width: int) -> 
 
 def _by_shard(module: nn.Module, outputs: int, heads: int, width: int) -> tuple[Tensor, Tensor]:
     """CodeGen: [4 shards, (q, v, k), its heads, d]."""
-    features = torch.arange(outputs).view(int(getattr(module, "mp_num", 4)), 3, -1)
+    features = torch.arange(outputs).view(_number((module,), ("mp_num",)) or 4, 3, -1)
     return features[:, 0].reshape(heads, width), features[:, 2].reshape(heads, width)
 
 
@@ -160,7 +160,7 @@ def _of(name: str, module: nn.Module, config: Any) -> Projections | None:
     if hasattr(module, "in_proj_bias") and hasattr(module, "in_proj_weight"):
         return _multihead(module)
     kind = type(module).__name__
-    children = {child for child, one in module.named_children() if _is_linear(one)}
+    children = {child for child, one in module.named_children() if is_linear(one)}
     if "kv_b_proj" in children and re.search(MLA, kind):
         return _latent(name, module)
     for family in FAMILIES:
@@ -201,7 +201,7 @@ def _described(name: str, module: nn.Module, family: Family, config: Any) -> Pro
         q_heads,
         k_heads,
         heads=heads,
-        modules=tuple(dict.fromkeys((query_name, *(() if key is None else (family.key,))))),
+        weights=tuple(f"{one}.weight" for one in dict.fromkeys((query_name, *(() if key is None else (family.key,))))),
         unfoldable="alibi is multiplied by the scale here, and folding would not reach it"
         if _scaled_alibi(module, config)
         else "",
@@ -218,13 +218,12 @@ def _latent(name: str, module: nn.Module) -> Projections:
         Heads(_parameters(query, q), _rows(_outputs(q), nope + rope), _dim(q)),
         Heads(_parameters("kv_b_proj", kv), _rows(_outputs(kv), nope + value)[:, :nope], _dim(kv)),
         shared_key=rope,
-        modules=(query, "kv_b_proj"),
     )
 
 
-def _multihead(module: nn.Module) -> Projections:
+def _multihead(module: Any) -> Projections:
     """torch.nn.MultiheadAttention, and modules with its parameters."""
-    embed, heads = int(getattr(module, "embed_dim")), int(getattr(module, "num_heads"))  # noqa: B009
+    embed, heads = int(module.embed_dim), int(module.num_heads)
     features = _rows(embed, embed // heads)
     packed = getattr(module, "in_proj_weight", None) is not None
     biased = getattr(module, "in_proj_bias", None) is not None
@@ -236,7 +235,8 @@ def _multihead(module: nn.Module) -> Projections:
     else:
         query, key = Heads(("q_proj_weight",), features), Heads(("k_proj_weight",), features)
     extra = getattr(module, "bias_k", None) is not None  # one more key, which is no output of the projection
-    return Projections(query, None if extra else key, modules=())
+    weights = ("in_proj_weight",) if packed else ("q_proj_weight", "k_proj_weight")
+    return Projections(query, None if extra else key, weights=weights)
 
 
 def _refuse(name: str, module: nn.Module, config: Any) -> None:
@@ -296,14 +296,15 @@ def _is_latent(children: set[str]) -> bool:
     return any(re.match(r"kv_(a|b)_proj", child) for child in children)
 
 
-def _is_linear(module: nn.Module) -> bool:
+def is_linear(module: nn.Module) -> bool:
+    """A projection by type, or by the name of its class where a library wraps it."""
     return isinstance(module, nn.Linear) or bool(_LINEAR.search(type(module).__name__))
 
 
 def _outputs(projection: nn.Module) -> int:
     weight = getattr(projection, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
-        shape = None if weight is None else list(weight.shape)
+        shape = list(weight.shape) if isinstance(weight, Tensor) else None
         raise UnsupportedError(f"{type(projection).__name__} has no weight matrix (its weight: {shape}): edit before quantising")
     return weight.shape[_dim(projection)]
 

@@ -60,7 +60,8 @@ class Projections:
         heads: how many heads q has; needed only where its gain is shared, and else that of query.features.
         shared_key: width of the last part of each head of q whose key is one for all heads and is left alone: the rotary part of
             MLA. key then names the rest of k.
-        modules: names of the modules whose weights `spectral_reparam` takes, within the attention module.
+        weights: names of the matrices that project, within the attention module: what `spectral_reparam` takes. By default those
+            that query and key name, unless these are gains.
         unfoldable: why no scale can be folded here, as a clause; "" where it can.
 
     Raises:
@@ -71,12 +72,15 @@ class Projections:
     key: Heads | None = None
     heads: int = 0
     shared_key: int = 0
-    modules: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
     unfoldable: str = ""
 
     def __post_init__(self) -> None:
         if not self.heads:
             object.__setattr__(self, "heads", self.query.count)  # frozen
+        if not self.weights:
+            named = [heads.parameters[0] for heads in (self.query, self.key) if heads is not None and heads.dim is not None]
+            object.__setattr__(self, "weights", tuple(dict.fromkeys(named)))
         if self.query.count not in (1, self.heads):
             raise ArgumentError("query.features", f"{self.query.count} heads", f"{self.heads} or, shared by all, 1")
         if self.key is not None and self.heads % self.key.count:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from attemper.weights.families import find_projections
     from attemper.weights.fold import FoldReport, fold_scale
     from attemper.weights.layout import Heads, Projections
-    from attemper.weights.spectral import SpectralNormed, spectral_reparam
+    from attemper.weights.spectral import Reparametrised, SigmaReparam, spectral_reparam
 
 _PLACES = {
     "Clip": "clip",
@@ -23,7 +23,8 @@ _PLACES = {
     "FoldReport": "fold",
     "Heads": "layout",
     "Projections": "layout",
-    "SpectralNormed": "spectral",
+    "Reparametrised": "spectral",
+    "SigmaReparam": "spectral",
     "find_projections": "families",
     "fold_scale": "fold",
     "qk_clip_": "clip",
@@ -36,7 +37,8 @@ __all__ = [
     "FoldReport",
     "Heads",
     "Projections",
-    "SpectralNormed",
+    "Reparametrised",
+    "SigmaReparam",
     "find_projections",
     "fold_scale",
     "qk_clip_",

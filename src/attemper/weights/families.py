@@ -69,23 +69,15 @@ class Family:
 
 
 FAMILIES: tuple[Family, ...] = (
-    Family(
-        "llama, mistral, qwen, gemma, phi, opt, bart, whisper, clip, vit, gpt_neo, gptj, … (GQA too)",
-        "q_proj",
-        "k_proj",
-        "v_proj",
-    ),
+    Family("llama, mistral, qwen2, gemma, phi, opt, bart, whisper, clip, vit, gptj, …", "q_proj", "k_proj", "v_proj"),
     Family("bert, roberta, electra, esm, albert, …", "query", "key", "value"),
-    Family("the T5 family", "q", "k", "v"),
+    Family("t5, mt5, …", "q", "k", "v"),
     Family("distilbert", "q_lin", "k_lin", "v_lin"),
-    Family("diffusers", "to_q", "to_k", "to_v"),
-    Family("many hand-written ones", "wq", "wk", "wv"),
-    Family("many hand-written ones", "W_q", "W_k", "W_v"),
-    Family(
-        "gpt2, imagegpt, decision_transformer", "c_attn", "c_attn", "c_attn", _blocks, r"^(GPT2|ImageGPT|DecisionTransformer)"
-    ),
+    Family("diffusers, and hand-written ones", "to_q", "to_k", "to_v"),
+    Family("hand-written ones, after Llama's own code", "wq", "wk", "wv"),
+    Family("gpt2 (cross attention too)", "c_attn", "c_attn", "c_attn", _blocks, r"^GPT2"),
     Family("gpt_bigcode", "c_attn", "c_attn", "c_attn", _by_multi_query, r"^GPTBigCode"),
-    Family("phi3, phi4_multimodal", "qkv_proj", "qkv_proj", "qkv_proj", _blocks, r"^Phi[34]"),
+    Family("phi3", "qkv_proj", "qkv_proj", "qkv_proj", _blocks, r"^Phi3"),
     Family("codegen", "qkv_proj", "qkv_proj", "qkv_proj", _by_shard, r"^CodeGen"),
     Family(
         "gpt_neox, gpt_neox_japanese, bloom, persimmon",
@@ -94,10 +86,8 @@ FAMILIES: tuple[Family, ...] = (
         r"^(GPTNeoX|GPTNeoXJapanese|Bloom|Persimmon)",
     ),
     Family("falcon", "query_key_value", "query_key_value", "query_key_value", _by_group, r"^Falcon"),
-    Family("modernbert, mpt, dbrx", "Wqkv", "Wqkv", "Wqkv", _blocks, r"^(ModernBert|Mpt|Dbrx)"),
-    Family(
-        "blip, blip_2, vitdet, sam, qwen2_vl's tower", "qkv", "qkv", "qkv", _blocks, r"^(Blip|VitDet|Sam|Qwen2VL|VisionAttention)"
-    ),
+    Family("modernbert, mpt", "Wqkv", "Wqkv", "Wqkv", _blocks, r"^(ModernBert|Mpt)Attention"),
+    Family("blip, blip_2 (vision)", "qkv", "qkv", "qkv", _blocks, r"^(Blip|Blip2)Attention"),
 )
 
 # MLA: q is [heads, (no position, rotary)], kv_b_proj gives [heads, (k without position, v)], and all heads share one rotary key.
@@ -109,6 +99,7 @@ _NORMS += (("norm_q", "norm_k"), ("q_ln", "k_ln"), ("ln_q", "ln_k"))
 _QK_NORM = re.compile(r"(q|k|qk|query|key)[^.]*norm|norm_(q|k)$|(q|k)_ln$|ln_(q|k)$")
 # What stands between a projection and the product, or beside it, and makes the logits more than factor · q·k.
 _OTHER_TERMS = ("pos_key_proj", "pos_query_proj", "pos_bias_u", "pos_bias_v", "linear_pos", "distance_embedding", "r_w_bias")
+_OTHER_TERMS += ("rel_pos_h", "relative_k_proj", "query_global")
 
 _LINEAR = re.compile(r"(Linear(\d+bit\w*)?|^Conv1D)$")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attention_heads_per_partition")
@@ -158,7 +149,7 @@ def find_projections(
 
 def _of(name: str, module: nn.Module, config: Any) -> Projections | None:
     if hasattr(module, "in_proj_bias") and hasattr(module, "in_proj_weight"):
-        return _multihead(module)
+        return _multihead(name, module)
     kind = type(module).__name__
     children = {child for child, one in module.named_children() if is_linear(one)}
     if "kv_b_proj" in children and re.search(MLA, kind):
@@ -193,6 +184,8 @@ def _described(name: str, module: nn.Module, family: Family, config: Any) -> Pro
     gains = _gains(name, module, heads, None if k_heads is None else k_heads.count, width)
     if gains is not None:
         q_heads, k_heads = gains
+    elif not fused and _outputs(query) != heads * width:  # a gate beside q, two maps a head: who knows in which order
+        raise _misfit(name, module, _outputs(query), heads, width)
     elif getattr(module, family.value, None) is None:
         k_heads = None  # values are made of k
     if _read_elsewhere(module):
@@ -221,22 +214,30 @@ def _latent(name: str, module: nn.Module) -> Projections:
     )
 
 
-def _multihead(module: Any) -> Projections:
-    """torch.nn.MultiheadAttention, and modules with its parameters."""
-    embed, heads = int(module.embed_dim), int(module.num_heads)
-    features = _rows(embed, embed // heads)
-    packed = getattr(module, "in_proj_weight", None) is not None
-    biased = getattr(module, "in_proj_bias", None) is not None
-    bias = ("in_proj_bias",) if biased else ()
+def _multihead(name: str, module: Any) -> Projections:
+    """torch.nn.MultiheadAttention, and attemper's, which has its parameters and a layout of heads, and may have norms."""
+    layout = getattr(module, "layout", None)
+    heads = int(module.num_heads)
+    widths = {int(module.embed_dim) // heads} if layout is None else set(layout.widths)
+    if len(widths) > 1:
+        raise UnsupportedError(f"{name} has heads of widths {sorted(widths)}, which one matrix of features cannot describe")
+    width, key_heads = widths.pop(), heads if layout is None else len(layout.kv_widths)
+    packed = module.in_proj_weight is not None
+    bias = () if module.in_proj_bias is None else ("in_proj_bias",)
+    query = Heads(("in_proj_weight" if packed else "q_proj_weight", *bias), _rows(heads * width, width))
+    key_features = _rows(key_heads * width, width)
     if packed:
-        query, key = Heads(("in_proj_weight", *bias), features), Heads(("in_proj_weight", *bias), features + embed)
-    elif biased:  # the parts of the bias lie in one parameter, the weights in three: k's heads have no place of their own
-        raise UnsupportedError(f"{type(module).__name__} with kdim or vdim and a bias has no row in the table: pass bias=False")
-    else:
-        query, key = Heads(("q_proj_weight",), features), Heads(("k_proj_weight",), features)
-    extra = getattr(module, "bias_k", None) is not None  # one more key, which is no output of the projection
+        key = Heads(("in_proj_weight", *bias), key_features + heads * width)
+    else:  # with kdim or vdim the outputs of k are counted differently in its weight and in the bias
+        key = None if bias else Heads(("k_proj_weight",), key_features)
+    if module.bias_k is not None:  # one more key, which is no output of the projection
+        key = None
+    norm = getattr(module, "qk_norm", None)
+    if norm is not None:
+        query = gain(name, "qk_norm.q_norm", norm.q_norm, heads, width)
+        key = gain(name, "qk_norm.k_norm", norm.k_norm, key_heads, width)
     weights = ("in_proj_weight",) if packed else ("q_proj_weight", "k_proj_weight")
-    return Projections(query, None if extra else key, weights=weights)
+    return Projections(query, key, heads=heads, weights=weights)
 
 
 def _refuse(name: str, module: nn.Module, config: Any) -> None:
@@ -283,9 +284,13 @@ def _sizes(name: str, module: nn.Module, outputs: int, config: Any, fused: bool)
     if width is None and heads and not fused:
         width = outputs // heads
     if not width or not heads or outputs % width or heads * width > outputs:
-        given = f"{name} ({type(module).__name__}): {outputs} outputs, {heads} heads of width {width}"
-        raise UnsupportedError(f"{given} do not fit one another; pass layouts={{{name!r}: Projections(...)}}")
+        raise _misfit(name, module, outputs, heads, width)
     return width, heads
+
+
+def _misfit(name: str, module: nn.Module, outputs: int, heads: int | None, width: int | None) -> UnsupportedError:
+    given = f"{name} ({type(module).__name__}): {outputs} outputs of q's projection, {heads} heads of width {width}"
+    return UnsupportedError(f"{given} do not fit one another; pass layouts={{{name!r}: Projections(...)}}")
 
 
 def _number(places: tuple[Any, ...], names: tuple[str, ...]) -> int | None:

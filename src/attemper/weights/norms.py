@@ -29,7 +29,8 @@ def gain(module: str, name: str, norm: nn.Module, heads: int, width: int) -> Hea
         raise UnsupportedError(f"{where} has {size}; pass layouts={{{module!r}: Projections(...)}}")
     parameters = tuple(f"{name}.{part}" for part in ("weight", "bias") if norm._parameters.get(part) is not None)
     features = torch.arange(weight.numel()).view(-1, width)
-    return Heads(parameters, features, dim=None, offset=_offset(where, norm, weight))
+    said = getattr(norm, "zero_centred", None)  # attemper's own norm says so
+    return Heads(parameters, features, dim=None, offset=_offset(where, norm, weight) if said is None else float(said))
 
 
 @torch.no_grad()

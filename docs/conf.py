@@ -1,4 +1,4 @@
-"""Sphinx settings, and what is written from tables in the code: the pages of the check's rules, and who uses which scale rule."""
+"""Sphinx settings, and what is written from tables in the code: the check's rules, which model scales how, weights' families."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ from sphinx.application import Sphinx
 import attemper
 from attemper.checker.codes import RULES, Rule
 from attemper.scales.table import USES
+from attemper.weights.families import FAMILIES as WEIGHT_FAMILIES
 
 HERE = Path(__file__).resolve().parent
 
@@ -87,6 +88,18 @@ def scale_rules() -> str:
     return head + "\n".join(rows) + "\n"
 
 
+def weight_families() -> str:
+    """The table of the families whose projections are known."""
+    rows = []
+    for family in WEIGHT_FAMILIES:
+        names = ", ".join(f"`{name}`" for name in dict.fromkeys((family.query, family.key, family.value)))
+        layout = "apart" if family.split is None else " ".join((family.split.__doc__ or "").split()).rstrip(".")
+        rows.append(f"| {names} | {layout} | {family.models} |")
+    rows.append("| `q_b_proj` or `q_proj`, `kv_b_proj` | MLA | deepseek_v2, deepseek_v3 and others with their layout |")
+    rows.append("| `in_proj_weight` | [q; k; v] | torch.nn.MultiheadAttention, attemper.nn.MultiheadAttention |")
+    return "| projections | outputs | models |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
 def write(path: Path, text: str) -> None:
     """Write a file, unless it says this already: Sphinx would read it anew."""
     path.parent.mkdir(exist_ok=True)
@@ -99,6 +112,7 @@ if unplaced:
     raise RuntimeError(f"no family in docs/conf.py for {unplaced}")
 write_rules(HERE / "rules")
 write(HERE / "generated" / "scale_rules.md", scale_rules())
+write(HERE / "generated" / "weight_families.md", weight_families())
 
 
 def keep_bars(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:

@@ -1,5 +1,6 @@
 """The table of families: every row is held by a model, and what no row fits raises and says what to pass."""
 
+import copy
 import re
 from typing import Any
 
@@ -12,7 +13,8 @@ from attemper import scales
 from attemper.errors import ArgumentError, UnsupportedError
 from attemper.weights import Heads, Projections, find_projections, fold_scale, qk_clip_
 from attemper.weights.families import FAMILIES
-from tests.capture.architectures import ARCHITECTURES, build
+from tests.capture.architectures import _MLA, ARCHITECTURES, build
+from tests.scales.huggingface import _MISTRAL4_ROPE
 from tests.weights.test_clip import FAMILIES as CLIPPED
 from tests.weights.test_fold import FROM, FUSED, LATENT, NORMED, SEPARATE, TO, calls_of, engine, products
 
@@ -228,6 +230,40 @@ def test_what_is_no_factor_times_the_product_is_refused() -> None:
     assert list(find_projections(model, only={"model.layers.1.self_attn"})) == ["model.layers.1.self_attn"]
     with pytest.raises(UnsupportedError, match=r"attention \(DifferentialAttention\): 24 outputs .*, 4 heads of width 3"):
         find_projections(nn.ModuleDict({"attention": attemper.nn.DifferentialAttention(24, 4, layer=1)}))
+
+
+def test_weights_that_cannot_be_edited() -> None:
+    model, _ = build("llama")
+    projection = model.model.layers[1].self_attn.q_proj
+    projection.weight = nn.Parameter(projection.weight.detach().to(torch.int8), requires_grad=False)
+    with pytest.raises(UnsupportedError, match=r"layers.1.self_attn.q_proj.weight is int8: quantised weights cannot be edited"):
+        fold_scale(model, FROM, TO)
+    model, _ = build("llama")
+    model.model.layers[1].self_attn.q_proj.weight.placements = ()
+    with pytest.raises(UnsupportedError, match=r"layers.1.self_attn.q_proj.weight is sharded"):
+        fold_scale(model, FROM, TO)
+
+
+def test_asking_for_projections_runs_no_hook() -> None:
+    model, _ = build("qwen3")
+    calls = []
+    for module in model.modules():
+        module.register_forward_hook(lambda *_: calls.append(1))
+    find_projections(model)
+    assert not calls
+
+
+@pytest.mark.parametrize(("name", "config"), [("Mistral4", {"rope_parameters": _MISTRAL4_ROPE}), ("MiniCPM3", {}), ("Youtu", {})])
+def test_latent_attention_of_other_names(name: str, config: dict[str, Any]) -> None:
+    model = of(f"{name}Config", f"{name}ForCausalLM", **copy.deepcopy(_MLA | config))  # configs write into what they are given
+    inputs = {"input_ids": torch.arange(3, 36).view(3, 11)}
+    before = calls_of(model, inputs)[0]
+    qk_clip_(model, {"model.layers.0.self_attn": torch.tensor([50.0, 400.0, 50.0, 200.0])})
+    after = calls_of(model, inputs)[0]
+    factors = torch.tensor([1.0, 0.25, 1.0, 0.5]).view(1, 4, 1, 1)
+    torch.testing.assert_close(products(after), products(before) * factors, rtol=1e-5, atol=1e-6)
+    assert torch.equal(after.key[..., 6:], before.key[..., 6:])
+    assert torch.equal(after.value, before.value)
 
 
 def test_a_description_is_checked() -> None:

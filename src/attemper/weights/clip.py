@@ -76,7 +76,7 @@ def qk_clip_(
         threshold: what no head should exceed, above 0.
         on: "both": √γ on q and on k. "query": γ on q alone. "auto": both where each query head has a key head or gain of its own
             (or all heads share one gain of q and one of k), q alone otherwise.
-        layouts: see `find_projections`.
+        layouts: see `find_projections`; where each step clips, pass `layouts=find_projections(model)`, made once.
 
     Returns:
         Which heads were clipped and by what.

@@ -82,11 +82,12 @@ class Edits:
                 )
             if self._told(full, parameter, heads.features, spread):
                 continue
-            features = heads.features[changed].to(parameter.device)
+            where = torch.device("cpu") if parameter.device.type == "mps" else parameter.device  # which has no float64
+            features = heads.features[changed].to(where)
             wanted = spread[changed]
             offset = heads.offset if place == 0 else 0.0
-            old = _chosen(parameter, dim, features)
-            by = wanted.to(parameter.device).reshape((-1, 1) if dim == 0 and parameter.ndim > 1 else (-1,))
+            old = _chosen(parameter.to(where), dim, features)
+            by = wanted.to(where).reshape((-1, 1) if dim == 0 and parameter.ndim > 1 else (-1,))
             values, rounding = _multiplied(old, by, offset, full)
             powers = all(math.frexp(abs(factor))[0] == 0.5 for factor in wanted.unique().tolist())
             restored = ((values.double() + offset) / by - offset).to(old.dtype)
@@ -111,10 +112,11 @@ class Edits:
         edits = []
         for pending in wanted:
             parameter, dim = pending.parameter, pending.dim
+            features, values = pending.features.to(parameter.device), pending.values.to(parameter.device)
             if dim is None:
-                parameter[torch.unravel_index(pending.features, parameter.shape)] = pending.values
+                parameter[torch.unravel_index(features, parameter.shape)] = values
             else:
-                parameter.index_copy_(dim, pending.features, pending.values)
+                parameter.index_copy_(dim, features, values)
             edits.append(pending.edit)
         return tuple(edits)
 
@@ -133,6 +135,8 @@ class Edits:
         if not parameter.is_floating_point():
             kind = str(parameter.dtype).removeprefix("torch.")
             raise UnsupportedError(f"{full} is {kind}: quantised weights cannot be edited; edit before quantising")
+        if hasattr(parameter, "placements"):
+            raise UnsupportedError(f"{full} is sharded (DTensor): edit before the model is distributed")
         return owner, parameter
 
     def _told(self, full: str, parameter: nn.Parameter, features: Tensor, spread: Tensor) -> bool:

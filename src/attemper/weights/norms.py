@@ -1,5 +1,8 @@
 """The gain of a norm behind a projection: where it lies, and whether it is used as w or as 1 + w, which is measured."""
 
+import copy
+from collections import OrderedDict
+
 import torch
 from torch import nn
 from torch.func import functional_call
@@ -29,17 +32,21 @@ def gain(module: str, name: str, norm: nn.Module, heads: int, width: int) -> Hea
         raise UnsupportedError(f"{where} has {size}; pass layouts={{{module!r}: Projections(...)}}")
     parameters = tuple(f"{name}.{part}" for part in ("weight", "bias") if norm._parameters.get(part) is not None)
     features = torch.arange(weight.numel()).view(-1, width)
-    said = getattr(norm, "zero_centred", None)  # attemper's own norm says so
-    return Heads(parameters, features, dim=None, offset=_offset(where, norm, weight) if said is None else float(said))
+    said = getattr(norm, "zero_centred", None)
+    if isinstance(said, bool):  # attemper's own norm says so
+        return Heads(parameters, features, dim=None, offset=float(said))
+    return Heads(parameters, features, dim=None, offset=_offset(where, norm, weight))
 
 
 @torch.no_grad()
 def _offset(where: str, norm: nn.Module, weight: nn.Parameter) -> float:
     """0.0 where the norm multiplies by w, 1.0 where by 1 + w: seen from its outputs at w = 0, 1 and 2."""
     probe = torch.linspace(-1.0, 2.0, 2 * weight.numel(), device=weight.device, dtype=weight.dtype).view(2, *weight.shape)
+    bare = copy.copy(norm)  # whose hooks are not to run
+    bare._forward_hooks, bare._forward_pre_hooks = OrderedDict(), OrderedDict()
     rest = {name: torch.zeros_like(parameter) for name, parameter in norm.named_parameters() if name != "weight"}
     at = [
-        functional_call(norm, {**rest, "weight": torch.full_like(weight, value)}, (probe,)).float() for value in (0.0, 1.0, 2.0)
+        functional_call(bare, {**rest, "weight": torch.full_like(weight, value)}, (probe,)).float() for value in (0.0, 1.0, 2.0)
     ]
     close = {"rtol": 0.02, "atol": 0.02}
     for offset in (0.0, 1.0):

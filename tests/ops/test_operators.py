@@ -164,3 +164,33 @@ def test_a_pending_sign_is_turned_on_the_way_to_an_operator() -> None:
     turned = inputs._replace(key=torch._neg_view(inputs.key))
     output = operators.forward(*turned, *numbers, False, False)[0]
     assert torch.equal(output, operators.forward(*inputs._replace(key=-inputs.key), *numbers, False, False)[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("kernel", ["blocked", "cpu"])
+def test_a_trace_holds_the_call_and_not_its_result(kernel: str) -> None:
+    def call(query: Tensor, key: Tensor) -> Tensor:
+        return attention(query, key, key, is_causal=True, impl=kernel)
+
+    traced = torch.jit.trace(call, (torch.randn(1, 2, 7, 5), torch.randn(1, 2, 7, 5)), check_trace=False)
+    others = torch.randn(1, 2, 7, 5), torch.randn(1, 2, 7, 5)
+    torch.testing.assert_close(traced(*others), call(*others))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_hook_may_lay_out_anew_what_is_kept_for_the_backward_pass(kernel: str) -> None:
+    tensors = [torch.randn(1, 2, 7, 5, requires_grad=True) for _ in range(3)]
+
+    def turned(tensor: Tensor) -> Tensor:
+        return tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor
+
+    def gradients() -> tuple[Tensor, ...]:
+        output, rows = attention(*tensors, return_stats=True, impl=kernel)
+        return torch.autograd.grad((output**2).sum() + rows.entropy.sum(), tensors)
+
+    expected = gradients()
+    with torch.autograd.graph.saved_tensors_hooks(turned, lambda tensor: tensor):
+        found = gradients()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)

@@ -96,6 +96,8 @@ def every(problem: Problem, row_stride: int) -> Problem:
     if row_stride == 1:
         return problem
     inputs = problem.inputs
+    # A larger stride finds no more than the first row either, and torch cannot hold its product with that of the memory.
+    row_stride = min(row_stride, max(inputs.query.shape[-2], 1))
     mask, scale = inputs.mask, inputs.scale
     if mask is not None and mask.shape[-2] != 1:
         mask = mask[..., ::row_stride, :]

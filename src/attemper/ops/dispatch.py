@@ -21,9 +21,12 @@ def transformed() -> bool:
 
 
 def nobody_looks() -> bool:
-    """Whether neither a compiler nor a transform nor a dispatch mode is at work."""
+    """Whether neither a compiler nor a transform nor a dispatch mode nor torch.jit.trace is at work."""
     return not (
-        torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack()
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._is_tracing()
     )
 
 

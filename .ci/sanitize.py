@@ -51,9 +51,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--instruction-sets", default="portable,avx2", help="which builds of the kernel")
     parser.add_argument("--fuzz", type=int, default=400, help="how many random problems each")
+    parser.add_argument(
+        "--pairs", action="store_true", help="multiply bfloat16 in pairs, as only some processors do by themselves"
+    )
     options = parser.parse_args()
     isas = options.instruction_sets.split(",")
-    python = build(isas)
+    python = build(isas, pairs=options.pairs)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each step is a process of its own, which waits for no other
         steps = [pool.submit(step) for isa in isas for step in steps_of(environment(isa), python, options.fuzz)]
         for step in steps:
@@ -70,7 +73,7 @@ def steps_of(watched: dict[str, str], python: Path, fuzz: int) -> list[Callable[
     ]
 
 
-def build(isas: list[str]) -> Path:
+def build(isas: list[str], *, pairs: bool) -> Path:
     """The Python of an environment in which attemper is the watched one."""
     settings = {
         "build-dir": str(FOLDER / "cmake"),
@@ -78,6 +81,7 @@ def build(isas: list[str]) -> Path:
         "install.strip": "false",
         "cmake.define.ATTEMPER_SANITIZE": "address,undefined",
         "cmake.define.ATTEMPER_INSTRUCTION_SETS": ";".join(isas),
+        "cmake.define.ATTEMPER_EMULATE_BF16_PAIRS": "ON" if pairs else "OFF",
     }
     package, own = FOLDER / "package", FOLDER / "venv"
     shutil.rmtree(package, ignore_errors=True)

@@ -343,11 +343,15 @@ struct Operands {
   }
 };
 
+// Whether a number of a float mask serves a whole row or column of logits: sums of so many terms are kept in double.
+inline bool mask_serves_many(const Problem& p) { return p.mask_gradient && (p.mask_queries == 1 || p.mask_keys == 1); }
+
 template <class Stored, class Real>
 int64_t backward_scratch(const Problem& p) {
   Arena arena(nullptr);
   Desk<Real> desk(p, arena);
   Operands<Stored, Real> operands(p, arena);
+  arena.take<double>(mask_serves_many(p) ? p.mask_queries * p.mask_keys : 0);
   return arena.used() + 64;
 }
 
@@ -443,8 +447,12 @@ void mask_gradient_unit(const Problem& p, int64_t mask_batch, int64_t mask_head,
   Arena arena(memory);
   Desk<Real> desk(p, arena);
   Operands<Stored, Real> operands(p, arena);
-  Real* plane = reinterpret_cast<Real*>(p.mask_gradient) + (mask_batch * p.mask_heads + mask_head) * p.mask_queries * p.mask_keys;
-  memset(plane, 0, sizeof(Real) * p.mask_queries * p.mask_keys);
+  const int64_t numbers = p.mask_queries * p.mask_keys;
+  Real* plane = reinterpret_cast<Real*>(p.mask_gradient) + (mask_batch * p.mask_heads + mask_head) * numbers;
+  const bool serves_many = mask_serves_many(p);
+  double* sums = arena.take<double>(serves_many ? numbers : 0);
+  memset(plane, 0, sizeof(Real) * numbers);
+  if (serves_many) memset(sums, 0, sizeof(double) * numbers);
   for (int64_t batch = 0; batch < p.batch; ++batch)
     for (int64_t head = 0; head < p.heads; ++head) {
       if ((p.mask_batch > 1 && batch != mask_batch) || (p.mask_heads > 1 && head != mask_head)) continue;
@@ -463,12 +471,19 @@ void mask_gradient_unit(const Problem& p, int64_t mask_batch, int64_t mask_head,
           if (p.dropout_p > 0) keep_factors(p, block, j, keys, desk.keep);
           logit_gradients<Real, false>(p, block, rows, seen, keys, desk, nullptr);
           for (int64_t r = 0; r < block.rows; ++r) {
-            Real* row = plane + (p.mask_queries > 1 ? first + r : 0) * p.mask_keys;
-            for (int64_t k = 0; k < keys; ++k) row[p.mask_keys > 1 ? j + k : 0] += desk.gradient[k * kBlock<Real> + r];
+            const int64_t row = (p.mask_queries > 1 ? first + r : 0) * p.mask_keys;
+            for (int64_t k = 0; k < keys; ++k) {
+              const int64_t place = row + (p.mask_keys > 1 ? j + k : 0);
+              if (serves_many)
+                sums[place] += desk.gradient[k * kBlock<Real> + r];
+              else
+                plane[place] += desk.gradient[k * kBlock<Real> + r];
+            }
           }
         }
       }
     }
+  for (int64_t i = 0; serves_many && i < numbers; ++i) plane[i] = static_cast<Real>(sums[i]);
 }
 
 }  // namespace

@@ -193,20 +193,21 @@ Share share_of(const Running<Real>& running, int v, int64_t argmax) {
   Share share = kNoShare;
   share.largest = running.pivot[v][0];
   share.argmax = static_cast<double>(argmax);
+  const auto rest_of = [](double rest) { return rest - rest == 0 ? rest : 0.0; };
   for (int lane = 0; lane < kLanes<Real>; ++lane) {
-    share.total += running.total[v][lane];
-    share.squares += running.squares[v][lane];
-    share.cubes += running.cubes[v][lane];
-    share.weighted += running.weighted[v][lane];
+    share.total += double(running.total[v][lane]) + rest_of(running.total_rest[v][lane]);
+    share.squares += double(running.squares[v][lane]) + rest_of(running.squares_rest[v][lane]);
+    share.cubes += double(running.cubes[v][lane]) + rest_of(running.cubes_rest[v][lane]);
+    share.weighted += double(running.weighted[v][lane]) + rest_of(running.weighted_rest[v][lane]);
     share.smallest = smaller<double>(share.smallest, running.smallest[v][lane]);
     share.product_max = larger<double>(share.product_max, running.product_max[v][lane]);
     share.product_min = smaller<double>(share.product_min, running.product_min[v][lane]);
     share.spoilt = share.spoilt || running.spoilt[v][lane] != 0;
     const double count = running.count[v][lane];
     if (count == 0) continue;
-    const double from_centre = running.sum[v][lane] / count;
-    add_moments(share, count, running.centre[v][lane] + from_centre,
-                running.sum_squares[v][lane] - count * from_centre * from_centre);
+    const double from_centre = (double(running.sum[v][lane]) + rest_of(running.sum_rest[v][lane])) / count;
+    const double squares = double(running.sum_squares[v][lane]) + rest_of(running.sum_squares_rest[v][lane]);
+    add_moments(share, count, running.centre[v][lane] + from_centre, squares - count * from_centre * from_centre);
   }
   return share;
 }

@@ -16,11 +16,15 @@ struct Running {
   Vec<Real> product_max[kVectors], product_min[kVectors], smallest[kVectors], count[kVectors], argmax[kVectors];
   // Σ (x − centre) and Σ (x − centre)²: the centre is the mean of the first tiles, so that neither sum grows large.
   Vec<Real> centre[kVectors], sum[kVectors], sum_squares[kVectors];
+  // What the sums of that name lost in rounding, tile after tile.
+  Vec<Real> total_rest[kVectors], squares_rest[kVectors], cubes_rest[kVectors], weighted_rest[kVectors], sum_rest[kVectors],
+      sum_squares_rest[kVectors];
   Ints<Real> spoilt[kVectors];  // rows that see a NaN among their products; extremes lose it
 
   void clear() {
     for (int v = 0; v < kVectors; ++v) {
       total[v] = squares[v] = cubes[v] = weighted[v] = count[v] = centre[v] = sum[v] = sum_squares[v] = splat(Real(0));
+      total_rest[v] = squares_rest[v] = cubes_rest[v] = weighted_rest[v] = sum_rest[v] = sum_squares_rest[v] = splat(Real(0));
       pivot[v] = product_max[v] = splat(Real(-kInfinity));
       smallest[v] = product_min[v] = splat(Real(kInfinity));
       argmax[v] = splat(Real(-1));
@@ -149,6 +153,14 @@ void find_argmax(const Block<Real>& block, const TileFigures<Real>& found, const
   }
 }
 
+// sum ← shrink · sum + more; `rest` gathers what the addition rounds off, so that thousands of tiles lose no more than one.
+template <class V>
+ATTEMPER_INLINE void add_to(V& sum, V& rest, V shrink, V more) {
+  const V before = shrink * sum, after = before + more, added = after - before;
+  rest = shrink * rest + ((before - (after - added)) + (more - added));
+  sum = after;
+}
+
 // Moves the centre to the mean while a tile still weighs in it. What the rounded centre misses stays in the sum.
 template <class Real>
 void recentre(Running<Real>& running, Vec<Real> added, int v) {
@@ -227,13 +239,13 @@ void exponentials_of_tile(const Block<Real>& block, int64_t keys, Real* x, const
         sum_squares += run_sum_squares;
       }
     }
-    running.weighted[v] = shrink * (running.weighted[v] + running.total[v] * fall) + weighted;
-    running.total[v] = shrink * running.total[v] + total;
+    add_to(running.weighted[v], running.weighted_rest[v], shrink, shrink * running.total[v] * fall + weighted);
+    add_to(running.total[v], running.total_rest[v], shrink, total);
     if (statistics) {
-      running.squares[v] = shrink * shrink * running.squares[v] + squares;
-      running.cubes[v] = shrink * shrink * shrink * running.cubes[v] + cubes;
-      running.sum[v] += sum;
-      running.sum_squares[v] += sum_squares;
+      add_to(running.squares[v], running.squares_rest[v], shrink * shrink, squares);
+      add_to(running.cubes[v], running.cubes_rest[v], shrink * shrink * shrink, cubes);
+      add_to(running.sum[v], running.sum_rest[v], splat(Real(1)), sum);
+      add_to(running.sum_squares[v], running.sum_squares_rest[v], splat(Real(1)), sum_squares);
       running.count[v] += found.count[v];
       recentre(running, found.count[v], v);
       running.smallest[v] = smaller(running.smallest[v], found.smallest[v]);
@@ -304,7 +316,11 @@ void finish_block(const Problem& p, const Block<Real>& block, const Running<Real
       if (address) reinterpret_cast<Real*>(address)[row] = static_cast<Real>(x);
     };
     const auto of_row = [r](const auto* figures) { return reinterpret_cast<const Real*>(figures)[r]; };
-    const double keys_total = of_row(running.total);
+    const auto rest_of = [&](const auto* figures) {  // ∞ − ∞ where the sum itself says all
+      const double rest = of_row(figures);
+      return rest - rest == 0 ? rest : 0.0;
+    };
+    const double keys_total = double(of_row(running.total)) + rest_of(running.total_rest);
     // A logit that is NaN spoils the sums but may be lost among the maxima: the row then is as one whose largest logit is NaN.
     const bool spoilt = keys_total != keys_total && of_row(running.pivot) != Real(kInfinity);
     const Real scale = block.raw ? block.scale[r] : Real(1), pivot = spoilt ? Real(keys_total) : of_row(running.pivot);
@@ -315,7 +331,9 @@ void finish_block(const Problem& p, const Block<Real>& block, const Running<Real
     const double key_weight = unseen ? 0.0 : !sinks ? 1.0 : std::exp(top - shift);
     const double sink_weight = !sinks ? 0.0 : std::exp(sink - shift);  // NaN where it is +∞
     const double total = nothing ? 1.0 : key_weight * keys_total + sink_weight, by_total = 1.0 / total;
-    double weighted = unseen ? 0.0 : key_weight * (of_row(running.weighted) * kLn2 + keys_total * (top - shift));
+    double weighted = unseen ? 0.0
+                             : key_weight * ((double(of_row(running.weighted)) + rest_of(running.weighted_rest)) * kLn2 +
+                                             keys_total * (top - shift));
     if (sink_weight > 0) weighted += sink_weight * (sink - shift);
     const double log_total = std::log(total), entropy = nothing ? 0.0 : log_total - weighted * by_total;
     const double keys_1 = key_weight * by_total, sinks_1 = sink_weight * by_total;
@@ -330,7 +348,8 @@ void finish_block(const Problem& p, const Block<Real>& block, const Running<Real
     if (statistics) {
       const double no_number = __builtin_nan("");
       const double count = of_row(running.count), by_count = count > 0 ? 1.0 / count : 1.0;
-      const double mean = of_row(running.sum) * by_count, spread = of_row(running.sum_squares) * by_count - mean * mean;
+      const double mean = (double(of_row(running.sum)) + rest_of(running.sum_rest)) * by_count;
+      const double spread = (double(of_row(running.sum_squares)) + rest_of(running.sum_squares_rest)) * by_count - mean * mean;
       const Real smallest = spoilt ? pivot : of_row(running.smallest);
       // Logits of ±∞ have no mean. The sums passed over −∞ as if it were hidden, and what +∞ made of them depends on its place.
       const bool endless = smallest == Real(-kInfinity) || pivot == Real(kInfinity);
@@ -347,8 +366,11 @@ void finish_block(const Problem& p, const Block<Real>& block, const Running<Real
       next(count > 0 ? of_row(running.argmax) : -1.0);
       next(endless ? no_number : count > 0 ? scale * (of_row(running.centre) + mean) : 0.0);
       next(endless ? no_number : double(scale) * scale * (spread < 0 ? 0.0 : spread));
-      next(nothing ? 0.0 : keys_1 * keys_1 * of_row(running.squares) + sinks_1 * sinks_1);
-      next(nothing ? 0.0 : keys_1 * keys_1 * keys_1 * of_row(running.cubes) + sinks_1 * sinks_1 * sinks_1);
+      next(nothing ? 0.0
+                   : keys_1 * keys_1 * (double(of_row(running.squares)) + rest_of(running.squares_rest)) + sinks_1 * sinks_1);
+      next(nothing ? 0.0
+                   : keys_1 * keys_1 * keys_1 * (double(of_row(running.cubes)) + rest_of(running.cubes_rest)) +
+                         sinks_1 * sinks_1 * sinks_1);
       next(products_spoilt ? no_number : of_row(running.product_max));
       next(products_spoilt ? no_number : of_row(running.product_min));
     }
@@ -366,10 +388,42 @@ void finish_block(const Problem& p, const Block<Real>& block, const Running<Real
   }
 }
 
+// The output of many tiles: the sum of a few is put aside before it is so large that a tile's share is rounded off. It shrinks
+// with the maximum as the rest does, but only when it is looked at again.
+template <class Real>
+struct Aside {
+  static constexpr int64_t kTiles = 16;
+  Real* output;  // [value_width][block]
+  int64_t tiles = 0;
+  Vec<Real> shrink[kVectors];
+
+  explicit Aside(Real* memory) : output(memory) {
+    for (Vec<Real>& each : shrink) each = splat(Real(1));
+  }
+
+  void shrink_by(const Block<Real>& block, const Real* rescale) {
+    ++tiles;
+    for (int v = 0; v < block.vectors; ++v) shrink[v] *= load(rescale + v * kLanes<Real>);
+  }
+
+  // Adds the output to what was put aside; with `back`, the whole comes back as the output.
+  void add(const Block<Real>& block, int64_t width, Real* sums, bool back) {
+    for (int64_t d = 0; d < width; ++d)
+      for (int v = 0; v < block.vectors; ++v) {
+        const int64_t place = d * kBlock<Real> + v * kLanes<Real>;
+        const Vec<Real> whole = load(output + place) * shrink[v] + load(sums + place);
+        store(output + place, whole);
+        store(sums + place, back ? whole : splat(Real(0)));
+      }
+    for (Vec<Real>& each : shrink) each = splat(Real(1));
+    tiles = 0;
+  }
+};
+
 template <class Real>
 int64_t forward_scratch(const Problem& p) {
   const int64_t tile = kTileKeys * kBlock<Real>;
-  const int64_t numbers = (p.width + p.value_width) * (kBlock<Real> + 3 * kTileKeys) + 4 * tile;
+  const int64_t numbers = (p.width + 2 * p.value_width) * (kBlock<Real> + 3 * kTileKeys) + 4 * tile;
   return numbers * static_cast<int64_t>(sizeof(Real)) + 16 * 64;
 }
 
@@ -389,6 +443,9 @@ void forward_block(const Problem& p, int64_t batch, int64_t head, int64_t first,
   Pair* value_pairs = arena.take<Pair>(kInPairs<Stored> ? kTileKeys / 2 * p.value_width : 0);
   alignas(64) Real rescale[kBlock<Real>];
   [[maybe_unused]] SumsOfWeights sums = {}, added;
+  const bool long_sums = p.keys > Aside<Real>::kTiles * kTileKeys;
+  Real* memory_aside = arena.take<Real>(long_sums ? p.value_width * kBlock<Real> : 0);
+  Aside<Real> aside(memory_aside);
 
   Block<Real> block;
   begin_block(p, batch, head, first, block);
@@ -396,11 +453,13 @@ void forward_block(const Problem& p, int64_t batch, int64_t head, int64_t first,
   running.clear();
   pack_rows<Stored>(p.query, block, p.width, query);
   memset(output, 0, sizeof(Real) * p.value_width * kBlock<Real>);
+  if (long_sums) memset(aside.output, 0, sizeof(Real) * p.value_width * kBlock<Real>);
 
   int64_t begin, end;
   keys_in_reach(p, first, block.rows, begin, end);
   for (int64_t j = begin; j < end; j += kTileKeys) {
     const int64_t keys = least(kTileKeys, end - j);
+    if (long_sums && aside.tiles == Aside<Real>::kTiles) aside.add(block, p.value_width, output, false);
     Visibility<Real> seen;
     if (!find_visibility(p, block, j, keys, bias, seen)) continue;
     const Rows<Term> key = rows_of<Stored>(p.key, batch, block.kv_head, j, keys, p.width, key_rows, block.vectors == 1);
@@ -422,6 +481,7 @@ void forward_block(const Problem& p, int64_t batch, int64_t head, int64_t first,
     else
       exponentials_of_tile<Real, statistics, true>(block, keys, x, found, running, rescale);
     if (p.output == 0) continue;
+    if (long_sums) aside.shrink_by(block, rescale);
     if (p.dropout_p > 0) {
       keep_factors(p, block, j, keys, keep);
       for (int64_t row = 0; row < keys * kBlock<Real>; row += kBlock<Real>)
@@ -449,6 +509,7 @@ void forward_block(const Problem& p, int64_t batch, int64_t head, int64_t first,
     else
       add_values_carefully(block, seen, value, x, rescale, keys, p.value_width, clean, output);
   }
+  if (long_sums) aside.add(block, p.value_width, output, true);
   if constexpr (kInPairs<Stored>) undo_rounding(block, sums, p.value_width, output);
   finish_block<Stored, Real, statistics>(p, block, running, output);
 }

@@ -100,12 +100,12 @@ ATTEMPER_INLINE V opaque(V x) {
   return x;
 }
 
-// An exponent as exp2_of takes it. What is below the bound has no weight to speak of, but that weight times an exponent without
-// bound would: 2^-126 · −1e38. NaN stays NaN.
-ATTEMPER_INLINE Vec<float> bounded(Vec<float> x) { return larger(opaque(splat(-126.0f)), x); }
+// An exponent as exp2_of takes it. At the bound the power is nought, and with it what it is multiplied by: the exponent itself,
+// and values of any finite size. NaN stays NaN.
+ATTEMPER_INLINE Vec<float> bounded(Vec<float> x) { return larger(opaque(splat(-127.0f)), x); }
 ATTEMPER_INLINE Vec<double> bounded(Vec<double> x) { return larger(opaque(splat(-1100.0)), x); }
 
-// 2^x for bounded x <= 0; exactly 1 at 0, so that rescaling by it does not drift; NaN stays NaN.
+// 2^x for bounded x <= 0, nought below 2^-126.5; exactly 1 at 0, so that rescaling by it does not drift; NaN stays NaN.
 // The exponent is rounded off by adding a large number whose low bits then hold it, already biased. The polynomial has the least
 // largest relative error, 2e-9, of those of degree 6 on [−½, ½] that are 1 at 0.
 ATTEMPER_INLINE Vec<float> exp2_of(Vec<float> x) {

@@ -78,6 +78,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--write", type=Path, nargs="?", const=DOCUMENT, metavar="FILE", help="put the tables into docs/performance.md, or FILE"
     )
     options = parser.parse_args(arguments)
+    if min(options.threads) < 1:
+        parser.error(f"argument --threads: got {min(options.threads)}; expected numbers from 1")
+    if options.write is not None and not options.write.is_file():
+        parser.error(f"argument --write: {options.write} is not a file; expected a document with the markers of {MARKER}")
     if options.write == DOCUMENT and (options.quick or options.shapes or options.dtypes or options.sections):
         parser.error("--write without FILE wants the whole run: no --quick, --shapes, --dtypes or --sections")
     return options

@@ -307,3 +307,39 @@ def test_logits_below_any_sentinel_still_count(impl: str) -> None:
     torch.testing.assert_close(output.flatten(), (p @ torch.tensor([1.0, 3.0])).reshape(1))
     assert rows.count.item() == 3
     assert rows.min.item() == -torch.tensor(3e30).item()
+
+
+@every_implementation
+def test_a_value_without_weight_has_no_say_however_large(impl: str) -> None:
+    for queries in (2, 9):
+        query, key, value = torch.ones(1, 1, queries, 4), torch.zeros(1, 1, 10, 4), torch.ones(1, 1, 10, 4)
+        key[:, :, 3], value[:, :, 3] = -1000.0, 1e37
+        query.requires_grad_()
+        output = attention(query, key, value, scale=1.0, impl=impl)
+        torch.testing.assert_close(output, torch.ones_like(output))
+        (gradient,) = torch.autograd.grad(output.sum(), query)
+        assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+def test_many_tiles_lose_no_more_than_a_few() -> None:
+    keys = 100_003
+    query, key = torch.ones(1, 1, 5, 1), torch.full((1, 1, keys, 1), -0.7)
+    key[:, :, 0] = 0.0
+    value = torch.rand(1, 1, keys, 1, generator=torch.Generator().manual_seed(1))
+    output, rows = attention(query, key, value, scale=1.0, return_stats=True, impl="cpu")
+    exact, truth = attention(query.double(), key.double(), value.double(), scale=1.0, return_stats=True, impl="reference")
+    torch.testing.assert_close(output.double(), exact, rtol=3e-7, atol=0.0)
+    for name in ("lse", "entropy", "mean", "var", "p2", "p3"):
+        found, expected = getattr(rows, name).double(), getattr(truth, name)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0, msg=name)
+
+
+@every_implementation
+def test_the_gradient_of_a_number_that_serves_many_does_not_stop_growing(impl: str) -> None:
+    queries, keys = (64, 2048) if impl == "cpu" else (64, 64)
+    query, key = torch.zeros(16, 4, queries, 8), torch.zeros(16, 4, keys, 8)
+    mask = torch.zeros(1, 4, 1, 1, requires_grad=True)
+    rows = attention(query, key, key, mask, sinks=torch.zeros(4), return_stats=True, impl=impl)[1]
+    rows.lse.sum().backward()
+    assert mask.grad is not None
+    torch.testing.assert_close(mask.grad, torch.full_like(mask.grad, 16 * queries * keys / (keys + 1)), rtol=1e-6, atol=0.0)

@@ -37,6 +37,12 @@ _MOST_BYTES_OF_SPLITS = 8 * 2**20
 _TILE_KEYS = 128
 
 
+# Not empty in a child of a fork.
+_FORKED: list[bool] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _FORKED.append(True))
+
+
 def available() -> bool:
     """Whether the extension was built and can run here."""
     return _cpu is not None
@@ -190,6 +196,17 @@ def _plan(
 
 def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> Gradients:
     """The gradients that `needs` asks for."""
+    threads = torch.get_num_threads()
+    if _FORKED and threads > 1:  # torch's own loops over many numbers would wait for threads that did not survive the fork
+        torch.set_num_threads(1)
+        try:
+            return _backward(inputs, rules, result, upstream, needs)
+        finally:
+            torch.set_num_threads(threads)
+    return _backward(inputs, rules, result, upstream, needs)
+
+
+def _backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> Gradients:
     assert result.figures is not None
     kept, dtype = _Figures(*result.figures), inputs.compute_dtype
     output = result.output if result.unrounded is None else result.unrounded

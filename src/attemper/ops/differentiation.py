@@ -38,8 +38,9 @@ class Attention(torch.autograd.Function):
         if not may_pass_by(*flowing):
             return None, None, None, *_transformed(ctx.kernel, ctx.rules, inputs, saved[6:], flowing, needs)
         # A kernel takes its own results to be laid out as it made them; a hook on saved tensors may have laid them out anew.
-        output, lse, entropy, figures, unrounded = (None if each is None else each.contiguous() for each in saved[6:])
-        result = Forward(output, lse, entropy, None, figures, unrounded)
+        output, lse, entropy, figures, unrounded = saved[6:]
+        output, figures, unrounded = (None if each is None else each.contiguous() for each in (output, figures, unrounded))
+        result = Forward(output, lse.contiguous(), entropy.contiguous(), None, figures, unrounded)
         with torch.no_grad(), without_autocast(inputs.query.device):
             gradients = KERNELS[ctx.kernel].backward(inputs, ctx.rules, result, flowing, needs)
         if torch.is_grad_enabled():

@@ -80,7 +80,7 @@ arm:  ## the kernel's NEON build, cross-compiled, in QEMU
 		-DCMAKE_CXX_FLAGS=-Werror)
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/arm/harness --count $(COUNT)
 
-avx512: COUNT ?= 1000
+avx512: COUNT ?= 200
 avx512:  ## the kernel's AVX-512 build, in Bochs, for machines that lack it
 	tests/csrc/run_avx512.sh --count $(COUNT)
 
@@ -91,7 +91,7 @@ tsan: COUNT ?= 300
 tsan:  ## the kernel's threads, and four callers at once, under the thread sanitizer
 	$(call want,cmake clang++,cmake clang libomp-dev libclang-rt-dev)
 	@test -e "$(ARCHER)" || { echo 'libarcher.so is not here; on Debian: apt-get install libomp-dev libclang-rt-dev' >&2; exit 1; }
-	$(call harness,-DCMAKE_CXX_COMPILER=clang++ '-DCMAKE_CXX_FLAGS=-fsanitize=thread -g')
+	$(call harness,-DCMAKE_CXX_COMPILER=clang++ -DATTEMPER_SANITIZE=thread -DATTEMPER_INSTRUCTION_SETS=portable -DCMAKE_CXX_FLAGS=-g)
 	$(RACES) build/tsan/harness --count $(COUNT) --threads 4
 	$(RACES) build/tsan/harness --count $(COUNT) --threads 4 --concurrent 4
 

@@ -58,7 +58,7 @@ torch.save(found, sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512bf16"])
+@pytest.mark.parametrize("isa", ["portable", "neon", "avx2", "avx512", "avx512bf16"])
 def test_every_build_gives_the_same_within_rounding(isa: str, tmp_path: object) -> None:
     file = f"{tmp_path}/found.pt"
     environment = {**os.environ, "ATTEMPER_CPU_ISA": isa}
@@ -87,7 +87,7 @@ def test_an_unknown_build_is_refused_with_the_choice() -> None:
     command = [sys.executable, "-W", "ignore", "-c", "import attemper"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "ATTEMPER_CPU_ISA: got 'sse9'; expected avx512bf16, avx512, avx2 or portable" in done.stderr
+    assert "ATTEMPER_CPU_ISA: got 'sse9'; expected avx512bf16, avx512, avx2, neon or portable" in done.stderr
 
 
 def _gradient(shape: tuple[int, ...]) -> Tensor:

@@ -80,7 +80,8 @@ def _choose() -> None:
     wanted = os.environ.get(_ISA_VARIABLE, "")
     if _cpu is not None and not _cpu.choose_instruction_set(wanted):
         raise UnsupportedError(
-            f"{_ISA_VARIABLE}: got {wanted!r}; expected avx512bf16, avx512, avx2 or portable, as far as this processor has it"
+            f"{_ISA_VARIABLE}: got {wanted!r}; expected avx512bf16, avx512, avx2, neon or portable, "
+            "as far as this processor has it"
         )
 
 

@@ -31,9 +31,33 @@ struct Row {
   std::vector<Pair> pairs = {};
 };
 
+// The rows of a tensor, decoded once: emulators are slow.
+class Rows {
+ public:
+  explicit Rows(const Tensor& tensor) : shape_(tensor.shape) {
+    numbers_.resize(shape_[0] * shape_[1] * shape_[2] * shape_[3]);
+    for (size_t n = 0; n < numbers_.size(); ++n) numbers_[n] = tensor.nth(static_cast<int64_t>(n));
+  }
+  const double* at(int64_t b, int64_t h, int64_t r) const {
+    return numbers_.data() + ((b * shape_[1] + h) * shape_[2] + r) * shape_[3];
+  }
+
+ private:
+  Shape shape_;
+  std::vector<double> numbers_;
+};
+
 class Plain {
  public:
-  Plain(const Case& c, double coarse) : c_(c), p_(c.p), unit_(format_of(c.compute).unit()), coarse_(coarse) {
+  Plain(const Case& c, double coarse)
+      : c_(c),
+        p_(c.p),
+        query_(c.query),
+        key_(c.key),
+        value_(c.value),
+        output_gradient_(c.output_gradient),
+        unit_(format_of(c.compute).unit()),
+        coarse_(coarse) {
     const int64_t rows = p_.batch * p_.heads * p_.queries, kv_rows = p_.batch * p_.kv_heads * p_.keys;
     for (Sums* sums : {&e_.lse, &e_.entropy, &e_.scale_gradient, &e_.sink_gradient}) sums->resize(rows);
     e_.output.resize(rows * p_.value_width);
@@ -61,9 +85,10 @@ class Plain {
   void look(Row& r) {
     for (int64_t j = 0; j < p_.keys; ++j) {
       if (!c_.visible(r.b, r.h, r.i, j)) continue;
+      const double *query = query_.at(r.b, r.h, r.i), *key = key_.at(r.b, r.kv, j);
       double product = 0, size = 0;
       for (int64_t d = 0; d < p_.width; ++d) {
-        const double term = c_.query.get(r.b, r.h, r.i, d) * c_.key.get(r.b, r.kv, j, d);
+        const double term = query[d] * key[d];
         product += term;
         size += std::fabs(term);
       }
@@ -156,7 +181,7 @@ class Plain {
     for (int64_t d = 0; d < p_.value_width; ++d) {
       double sum = 0, error = 0;
       for (const Pair& pair : r.pairs) {
-        const double term = pair.weight * pair.keep * c_.value.get(r.b, r.kv, pair.key, d);
+        const double term = pair.weight * pair.keep * value_.at(r.b, r.kv, pair.key)[d];
         sum += term;
         error += (pair.weight_error + r.many + coarse_) * std::fabs(term);
       }
@@ -174,8 +199,8 @@ class Plain {
       const Pair& pair = r.pairs[n];
       const int64_t row = (r.b * p_.kv_heads + r.kv) * p_.keys + pair.key;
       for (int64_t d = 0; d < p_.value_width; ++d) {
-        const double upstream = c_.output_gradient.get(r.b, r.h, r.i, d), kept = pair.weight * pair.keep * upstream;
-        const double term = pair.keep * upstream * c_.value.get(r.b, r.kv, pair.key, d);
+        const double upstream = output_gradient_.at(r.b, r.h, r.i)[d], kept = pair.weight * pair.keep * upstream;
+        const double term = pair.keep * upstream * value_.at(r.b, r.kv, pair.key)[d];
         passed[n] += term;
         passed_size[n] += std::fabs(term);
         const double error = (pair.weight_error + sum_of(members) + coarse_) * std::fabs(kept);
@@ -218,7 +243,7 @@ class Plain {
           (bent_error + r.many * std::fabs(bent)) * (std::fabs(pair.product) + largest) + std::fabs(bent) * pair.product_error;
       const int64_t row = (r.b * p_.kv_heads + r.kv) * p_.keys + pair.key;
       for (int64_t d = 0; d < p_.width; ++d) {
-        const double to_query = r.scale * c_.key.get(r.b, r.kv, pair.key, d), to_key = r.scale * c_.query.get(r.b, r.h, r.i, d);
+        const double to_query = r.scale * key_.at(r.b, r.kv, pair.key)[d], to_key = r.scale * query_.at(r.b, r.h, r.i)[d];
         const double size = std::fabs(bent), rounded = bent_error + coarse * pair.slope;
         e_.query_gradient.add(r.at * p_.width + d, bent * to_query, (rounded + r.many * size) * std::fabs(to_query));
         e_.key_gradient.add(row * p_.width + d, bent * to_key, (rounded + sum_of(members) * size) * std::fabs(to_key));
@@ -232,6 +257,7 @@ class Plain {
   Expected e_;
   const Case& c_;
   const Problem& p_;
+  Rows query_, key_, value_, output_gradient_;
   double unit_, coarse_;
 };
 

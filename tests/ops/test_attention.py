@@ -352,7 +352,7 @@ def test_the_short_way_of_plain_calls_is_the_long_one_to_the_bit(
     # Laid out otherwise the second time: what is remembered of the first must not serve.
     for laid_out in ((query, key, value), (query.mT.contiguous().mT, key.mT.contiguous().mT, value)):
         for asked in (False, True):
-            taken = cpu.plain(*laid_out, is_causal, asked) is not None
+            taken = cpu.plan(*laid_out, is_causal, asked) is not None
             assert taken == (cpu.available() and query.ndim == 4 and 0 not in (*query_shape, *key_shape))
             outputs = [
                 attention(*laid_out, is_causal=is_causal, return_stats=asked, **options)
@@ -363,6 +363,32 @@ def test_the_short_way_of_plain_calls_is_the_long_one_to_the_bit(
             if asked:
                 for name in ("lse", "entropy", "rest"):
                     assert torch.equal(getattr(parts[0][1], name), getattr(parts[1][1], name)), name
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 1, 2)])
+def test_the_short_way_derives_what_the_long_one_does(wanted: tuple[int, ...], asked: bool) -> None:
+    shape, scale = (2, 3, 13, 16), 0.25
+    with torch.inference_mode():  # a plan made here serves where others differentiate
+        attention(*tensors(*shape), return_stats=asked)
+    leaves = [x.requires_grad_(i in wanted) for i, x in enumerate(tensors(*shape))]
+
+    def gradients(**options: Any) -> tuple[Tensor, ...]:
+        found = attention(*leaves, return_stats=asked, **options)
+        output, loss = (found[0], found[1].entropy.sum()) if asked else (found, 0.0)
+        return torch.autograd.grad(output.square().sum() + loss, [leaves[i] for i in wanted])
+
+    for one, other in zip(gradients(), gradients(scale=scale), strict=True):
+        assert torch.equal(one, other)
+    with torch.no_grad():
+        assert not attention(*leaves).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.complex64], ids=str)
+def test_only_floats_are_taken(dtype: torch.dtype) -> None:
+    query = torch.zeros(1, 1, 3, 5, dtype=dtype)
+    with pytest.raises(ArgumentError, match=f"query: got {dtype}; expected float32"):
+        attention(query, query, query)
 
 
 @pytest.mark.parametrize(("queries", "most"), [(1, 4), (16, 49), (1024, 391)])

@@ -4,6 +4,7 @@ This side allocates and checks nothing but whether the extension is here; the ar
 one packed record of addresses, sizes and strides (csrc/problem.h); no tensor library is linked.
 """
 
+import enum
 import functools
 import math
 import os
@@ -25,8 +26,8 @@ _ISA_VARIABLE = "ATTEMPER_CPU_ISA"
 _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4}
 _UNLIMITED = 2**63 - 1
 _NO_VIEW = (0, 0, 0, 0, 0)
-_RECORD = struct.Struct("=70q3d")
-# The same record in bytes, around the addresses of query, key, value, and output, lse, entropy and rest.
+_RECORD = struct.Struct("=70q3d")  # the fields of Problem in csrc/problem.h, in which _packed puts them
+# The same record cut up around the addresses of query, key, value, and of output, lse, entropy and rest.
 _AROUND_ADDRESSES = struct.Struct("=72sq32sq32sq176s4q216s")
 
 # Where few heads would leave threads idle, the keys are dealt to this many units. It follows from the shape alone, so that
@@ -88,111 +89,110 @@ def _choose() -> None:
 _choose()
 
 
-class _Figures(NamedTuple):
-    """Row figures of the forward pass that the backward pass wants; see RowTerms in csrc/backward.h."""
+class _Figure(enum.IntEnum):
+    """Row figures of the forward pass that the backward pass wants, by their place; see RowTerms in csrc/backward.h."""
 
-    pivot: Tensor
-    peak: Tensor
-    surprise: Tensor
-    sink: Tensor
-    product_pivot: Tensor
+    PIVOT = 0
+    PEAK = 1
+    SURPRISE = 2
+    SINK = 3
+    PRODUCT_PIVOT = 4
 
 
-FIGURES = len(_Figures._fields)
+FIGURES = len(_Figure)
 
 
 def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:
     """softmax(z) v and the record of z."""
-    batch, heads, queries, _ = inputs.query.shape
-    scale, dtype = inputs.scale, inputs.scale.dtype
-    output = None if inputs.value is None else inputs.query.new_empty(batch, heads, queries, inputs.value.shape[-1])
-    lse, entropy = scale.new_empty(batch, heads, queries), scale.new_empty(batch, heads, queries)
-    rest = scale.new_empty(10, batch, heads, queries) if statistics else None
-    figures = scale.new_empty(FIGURES, batch, heads, queries) if differentiable else None
+    query, _, value, _, scale, _ = inputs
+    rows = query.shape[:3]
+    output = None if value is None else query.new_empty(*rows, value.shape[-1])
+    lse, entropy = scale.new_empty(*rows), scale.new_empty(*rows)
+    rest = scale.new_empty(10, *rows) if statistics else None
+    figures = scale.new_empty(FIGURES, *rows) if differentiable else None
     # The backward pass wants the output unrounded: D = Σ o·do would inherit its rounding.
     unrounded = None
-    if differentiable and output is not None and output.dtype != dtype:
-        unrounded = torch.empty_like(output, dtype=dtype)
+    if differentiable and output is not None and output.dtype != scale.dtype:
+        unrounded = torch.empty_like(output, dtype=scale.dtype)
     if lse.numel():
         outputs = (_address(output), lse.data_ptr(), entropy.data_ptr(), _address(rest), _address(unrounded))
-        *kept, product_pivot = (0,) * FIGURES if figures is None else (each.data_ptr() for each in figures)
+        *kept, product_pivot = (0,) * FIGURES if figures is None else _addresses(figures)
         _run("forward", inputs, rules, statistics, (*outputs, *kept), (0, 0, product_pivot, 0))
     return Forward(output, lse, entropy, rest, figures, unrounded)
 
 
-def plain(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, statistics: bool) -> tuple[Tensor, ...] | None:
-    """`forward` of three ordinary tensors of fitting shapes, of which none requires a gradient; None for any others.
+class Plan(NamedTuple):
+    """What of a plain call follows from shapes and strides: the shape of the output, the scale, and the record, cut up."""
 
-    To the bit the same (output,), and with statistics (output, lse, entropy, rest). With a few rows most of the time of a call
-    passes in Python: here as little of it runs as can tell that nothing more is wanted.
+    shape: tuple[int, ...]
+    scale: Tensor  # whose address is in the record
+    head: bytes
+    query_strides: bytes
+    key_strides: bytes
+    value_strides: bytes  # and what follows them up to the output
+    tail: bytes
+
+
+def plan(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, statistics: bool
+) -> tuple[Plan, tuple[int, int, int]] | None:
+    """The plan of a call with three ordinary tensors of fitting shapes, and their addresses; None for any others.
+
+    With a few rows most of the time of a call passes in Python: here as little of it runs as can tell that nothing more is wanted.
     """
     for tensor in (query, key, value):
-        if type(tensor) is not Tensor or not tensor.is_cpu or tensor.requires_grad or tensor.is_neg():
+        if type(tensor) is not Tensor or not tensor.is_cpu or tensor.is_neg():
             return None
-    if not query.dtype is key.dtype is value.dtype:
+    if _cpu is None or not query.dtype is key.dtype is value.dtype:
         return None
     try:
-        q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        addresses = query.data_ptr(), key.data_ptr(), value.data_ptr()
         strides = query.stride(), key.stride(), value.stride()
     except RuntimeError:  # sparse, opaque and nested tensors lack the one or the other
         return None
-    options = (is_causal, statistics, torch.get_num_threads())
-    plan = _plan(query.dtype, query.shape, key.shape, value.shape, strides, options)
-    if _cpu is None or plan is None or not (q and k and v):  # a tensor of noughts may have no memory
-        return None
-    shape, head, query_strides, key_strides, value_strides, tail, scale = plan
+    shapes = query.shape, key.shape, value.shape
+    found = _plan(query.dtype, shapes, strides, is_causal, statistics, torch.get_num_threads())
+    return None if found is None or 0 in addresses else (found, addresses)  # a tensor of noughts may have no memory
+
+
+def plain(plan: Plan, addresses: tuple[int, int, int], query: Tensor, statistics: bool) -> tuple[Tensor, ...]:
+    """`forward` by a plan, to the bit the same: (output,), and with statistics (output, lse, entropy, rest)."""
+    shape, scale, head, query_strides, key_strides, value_strides, tail = plan
+    q, k, v = addresses
     output = query.new_empty(*shape)
+    assert _cpu is not None
     if not statistics:
         address = output.data_ptr()
         _cpu.forward(_AROUND_ADDRESSES.pack(head, q, query_strides, k, key_strides, v, value_strides, address, 0, 0, 0, tail))
         return (output,)
     rows = shape[:3]
     results = (output, scale.new_empty(*rows), scale.new_empty(*rows), scale.new_empty(10, *rows))
-    addresses = (each.data_ptr() for each in results)
-    _cpu.forward(_AROUND_ADDRESSES.pack(head, q, query_strides, k, key_strides, v, value_strides, *addresses, tail))
+    written = (each.data_ptr() for each in results)
+    _cpu.forward(_AROUND_ADDRESSES.pack(head, q, query_strides, k, key_strides, v, value_strides, *written, tail))
     return results
-
-
-class _Plan(NamedTuple):
-    """What of a plain call follows from shapes and strides: the shape of the output, and the record around the addresses."""
-
-    shape: tuple[int, ...]
-    head: bytes
-    query_strides: bytes
-    key_strides: bytes
-    value_strides: bytes  # and what follows them up to the output
-    tail: bytes
-    scale: Tensor  # whose address is in the record
 
 
 @functools.lru_cache(maxsize=256)
 def _plan(
     dtype: torch.dtype,
-    query: tuple[int, ...],
-    key: tuple[int, ...],
-    value: tuple[int, ...],
-    strides: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
-    options: tuple[bool, bool, int],
-) -> _Plan | None:
-    if dtype not in _CODES or not len(query) == len(key) == len(value) == 4 or 0 in (*query, *key, *value):
+    shapes: tuple[tuple[int, ...], ...],
+    strides: tuple[tuple[int, ...], ...],
+    is_causal: bool,
+    statistics: bool,
+    threads: int,
+) -> Plan | None:
+    query, key, value = shapes
+    if not dtype.is_floating_point or dtype not in _CODES or any(len(shape) != 4 or 0 in shape for shape in shapes):
         return None
-    is_causal, statistics, threads = options
-    batch, heads, queries, width = query
-    keys, value_width = value[2:]
-    if key != (batch, heads, keys, width) or value[:2] != (batch, heads):
+    if key != (*query[:2], key[2], query[3]) or value[:3] != key[:3]:
         return None
-    scale = torch.full((), 1.0 / math.sqrt(width), dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="cpu")
-    record = _RECORD.pack(
-        *(_CODES[dtype], 0, batch, heads, heads, queries, keys, width, value_width),
-        *(0, *strides[0], 0, *strides[1], 0, *strides[2], *_NO_VIEW),
-        *(scale.data_ptr(), 0, 0, 0, 0, 0),
-        *(0, 1, _UNLIMITED, 0 if is_causal else _UNLIMITED, 0, threads, int(statistics)),
-        *(0,) * 9,
-        *(*_NO_VIEW, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1),
-        *(0.0, 0.0, 0.0),
-    )
-    head, _, of_query, _, of_key, _, of_value, _, _, _, _, tail = _AROUND_ADDRESSES.unpack(record)
-    return _Plan((batch, heads, queries, value_width), head, of_query, of_key, of_value, tail, scale)
+    with torch.inference_mode(False):  # the scale outlives this call, and others may differentiate
+        factor = 1.0 / math.sqrt(query[3])
+        scale = torch.full((1, 1, 1), factor, dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="cpu")
+    q, k, v = (torch.empty_strided(*each, dtype=dtype, device="meta") for each in zip(shapes, strides, strict=True))
+    record = _packed(Inputs(q, k, v, None, scale, None), Rules(is_causal=is_causal), threads, statistics, (0,) * 9)
+    head, _, of_query, _, of_key, _, of_value, *_, tail = _AROUND_ADDRESSES.unpack(record)
+    return Plan((*query[:3], value[3]), scale, head, of_query, of_key, of_value, tail)
 
 
 def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> Gradients:
@@ -208,45 +208,44 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
 
 
 def _backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> Gradients:
-    assert result.figures is not None
-    kept, dtype = _Figures(*result.figures), inputs.compute_dtype
+    query, key, value, mask, scale, _ = inputs
+    figures, dtype, rows = result.figures, scale.dtype, result.lse.numel()
+    assert figures is not None
     output = result.output if result.unrounded is None else result.unrounded
-    output = None if output is None else output.contiguous()
-    batch, heads, queries, keys = inputs.shape
-    kv_heads, width = inputs.key.shape[1], inputs.query.shape[-1]
+    batch, heads, queries, width = query.shape
     constant = torch.zeros_like(result.lse)
     of_lse = None if upstream.lse is None else upstream.lse.to(dtype).contiguous()
     entropy = None if upstream.entropy is None else upstream.entropy.to(dtype).contiguous()
 
-    splits = _splits(batch * kv_heads, keys, batch * heads * queries * width * dtype.itemsize)
-    stored = inputs.query.dtype
+    splits = _splits(batch * key.shape[1], key.shape[2], batch * heads * queries * width * dtype.itemsize)
 
-    make = torch.empty if result.lse.numel() else torch.zeros
+    def empty(need: bool, like: Tensor, *shape: int) -> Tensor | None:
+        if not need:
+            return None
+        return like.new_empty(*shape) if rows else like.new_zeros(*shape)
 
-    def empty(need: bool, dtype: torch.dtype, *shape: int) -> Tensor | None:
-        return make(shape, dtype=dtype, device="cpu") if need else None
-
-    d_query = empty(needs.query, stored if splits == 1 else dtype, splits, batch, heads, queries, width)
-    d_key = empty(needs.key, stored, *inputs.key.shape)
-    d_value = empty(needs.value, stored, *inputs.value.shape) if inputs.value is not None else None
+    d_query = empty(needs.query, query, *query.shape) if splits == 1 else empty(needs.query, scale, splits, *query.shape)
+    d_key = empty(needs.key, key, *key.shape)
+    d_value = None if value is None else empty(needs.value, value, *value.shape)
     # Weights of bfloat16 may have been rounded before they met the values, and D = Σ o·do with them. Gradients in float want
     # better: two more sums of the backward pass give D again, and what its error does to the first.
-    rounded = stored == torch.bfloat16 and rounds_weights()
+    rounded = query.dtype == torch.bfloat16 and rounds_weights()
     again = rounded and (needs.scale or needs.sinks or needs.mask)
-    sums = empty(needs.scale or again, dtype, 3 if rounded else 1, splits, batch, heads, queries)
-    d_mask = empty(needs.mask, dtype, *inputs.mask.shape) if inputs.mask is not None else None
-    if result.lse.numel():
+    sums = empty(needs.scale or again, scale, 3 if rounded else 1, splits, batch, heads, queries)
+    d_mask = None if mask is None else empty(needs.mask, scale, *mask.shape)
+    if rows:
         # Autograd may hand on a gradient whose sign is yet to be turned; the kernel reads memory.
         flow = None if upstream.output is None else upstream.output.resolve_neg()
         view = _NO_VIEW if flow is None else _view(flow)
-        pivot = kept.product_pivot.data_ptr() if _pivoted(inputs, rules) else 0
-        kept_rows = tuple(each.data_ptr() for each in kept[:4])
+        *kept, product_pivot = _addresses(figures)
+        pivot = product_pivot if _pivoted(inputs, rules) else 0
+        mask_shape = (1, 1, 1, 1) if d_mask is None else d_mask.shape
 
         def gather(of_lse: Tensor | None, output: Tensor | None, *grown: Tensor | None) -> None:
-            written = (0, 0, 0, 0, _address(output), *kept_rows)
+            written = (0, 0, 0, 0, _address(output), *kept)
             flowing = (_address(of_lse), _address(entropy), pivot, constant.data_ptr())
-            shape = (1, 1, 1, 1) if d_mask is None else d_mask.shape
-            _run("backward", inputs, rules, False, written, flowing, view, splits, tuple(map(_address, grown)), shape)
+            growing = (splits, *map(_address, grown), *mask_shape)
+            _run("backward", inputs, rules, False, written, flowing, view, growing)
 
         gather(of_lse, output, d_query, d_key, d_value, sums, None if again else d_mask)
         if again and sums is not None:
@@ -256,22 +255,22 @@ def _backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream,
             if d_mask is not None:
                 gather(None, None, None, None, None, None, d_mask)
 
-    d_sink = _sink_gradient(inputs, kept, result.entropy, constant, entropy)
     d_scale = None
     if needs.scale and sums is not None:
         of_rows = sums[0].double().sum(0)
         if _pivoted(inputs, rules) and upstream.lse is not None:
             # Σ dz is the gradient of lse, exactly.
             total = torch.where(result.lse == -math.inf, 0.0, upstream.lse.to(dtype))
-            of_rows = of_rows + torch.where(torch.isfinite(kept.product_pivot), kept.product_pivot, 0.0).double() * total
-        d_scale = of_rows.sum_to_size(inputs.scale.shape)
+            pivots = figures[_Figure.PRODUCT_PIVOT]
+            of_rows = of_rows + torch.where(torch.isfinite(pivots), pivots, 0.0).double() * total
+        d_scale = of_rows.sum_to_size(scale.shape)
     return Gradients(
-        None if d_query is None else d_query[0] if splits == 1 else d_query.sum(0).to(stored),
+        d_query if d_query is None or splits == 1 else d_query.sum(0).to(query.dtype),
         d_key,
         d_value,
-        None if d_mask is None or inputs.mask is None else d_mask.to(inputs.mask.dtype),
+        None if d_mask is None or mask is None else d_mask.to(mask.dtype),
         None if d_scale is None else d_scale.to(dtype),
-        d_sink.sum((0, 2), dtype=torch.float64).to(dtype) if needs.sinks and d_sink is not None else None,
+        _sinks_gradient(figures[_Figure.SINK], result.entropy, constant, entropy) if needs.sinks else None,
     )
 
 
@@ -284,16 +283,16 @@ def _pivoted(inputs: Inputs, rules: Rules) -> bool:
     return rules.softcap is None and inputs.sinks is None
 
 
-def _sink_gradient(
-    inputs: Inputs, kept: _Figures, row_entropy: Tensor, constant: Tensor, entropy: Tensor | None
-) -> Tensor | None:
-    """The gradient with respect to the sink's logit, [batch, heads, queries]: a weight without a value, so dp is 0."""
-    if inputs.sinks is None:
-        return None
-    if entropy is None:
-        return kept.sink * constant
-    surprise = torch.where(kept.sink == 0.0, 0.0, torch.log(kept.sink) + row_entropy)
-    return kept.sink * (constant - entropy * surprise)
+def _sinks_gradient(sink: Tensor, row_entropy: Tensor, constant: Tensor, entropy: Tensor | None) -> Tensor:
+    """The gradient with respect to the sinks' logits, [heads]: of weights without a value, so dp is 0.
+
+    Args:
+        sink: the weight of the sink in each row, [batch, heads, queries].
+    """
+    flow = constant
+    if entropy is not None:
+        flow = constant - entropy * torch.where(sink == 0.0, 0.0, torch.log(sink) + row_entropy)
+    return (sink * flow).sum((0, 2), dtype=torch.float64).to(sink.dtype)
 
 
 def _splits(units: int, keys: int, query_bytes: int) -> int:
@@ -303,46 +302,44 @@ def _splits(units: int, keys: int, query_bytes: int) -> int:
     return max(1, min(_MOST_SPLITS, -(-_UNITS_WANTED // max(units, 1)), tiles, affordable))
 
 
-def _run(
-    direction: str,
+def _run(direction: str, inputs: Inputs, rules: Rules, statistics: bool, *addresses: tuple[int, ...]) -> None:
+    if inputs.sinks is not None:
+        inputs = inputs._replace(sinks=inputs.sinks.contiguous())
+    getattr(_cpu, direction)(_packed(inputs, rules, torch.get_num_threads(), statistics, *addresses))
+
+
+def _packed(
     inputs: Inputs,
     rules: Rules,
+    threads: int,
     statistics: bool,
     written: tuple[int, ...],
-    flowing: tuple[int, int, int, int],
+    flowing: tuple[int, ...] = (0, 0, 0, 0),
     output_gradient: tuple[int, ...] = _NO_VIEW,
-    splits: int = 1,
-    grown: tuple[int, ...] = (0, 0, 0, 0, 0),
-    mask_shape: tuple[int, ...] = (1, 1, 1, 1),
-) -> None:
+    growing: tuple[int, ...] = (1, 0, 0, 0, 0, 0, 1, 1, 1, 1),
+) -> bytes:
     query, key, value, mask, scale, sinks = inputs
-    batch, heads, queries, width = query.shape
-    sinks = None if sinks is None else sinks.contiguous()
-    record = _RECORD.pack(
+    left, right = rules.sides
+    return _RECORD.pack(
         _CODES[query.dtype],
         0 if mask is None else _CODES[mask.dtype],
-        *(batch, heads, key.shape[1], queries, key.shape[2], width, 0 if value is None else value.shape[3]),
+        *(*query.shape[:2], key.shape[1], query.shape[2], key.shape[2], query.shape[3], 0 if value is None else value.shape[3]),
         *_view(query),
         *_view(key),
         *(_NO_VIEW if value is None else _view(value)),
         *(_NO_VIEW if mask is None else _spread(mask)),
         *(*_spread(scale), 0),
         _address(sinks),
-        *(rules.offset, rules.row_step),
-        *(_UNLIMITED if side is None else side for side in rules.sides),
-        *(rules.seed, torch.get_num_threads(), int(statistics)),
+        *(rules.offset, rules.row_step, _UNLIMITED if left is None else left, _UNLIMITED if right is None else right),
+        *(rules.seed, threads, statistics),
         *written,
         *output_gradient,
         *flowing,
-        splits,
-        *grown,
-        *mask_shape,
+        *growing,
         rules.softcap or 0.0,
         rules.dropout_p,
         0.0 if mask is None or mask.dtype == torch.bool else invisible_below(mask.dtype, inputs.compute_dtype),
     )
-    assert _cpu is not None
-    getattr(_cpu, direction)(record)
 
 
 def _view(tensor: Tensor) -> tuple[int, ...]:
@@ -351,9 +348,15 @@ def _view(tensor: Tensor) -> tuple[int, ...]:
 
 def _spread(tensor: Tensor) -> tuple[int, ...]:
     """The view in which every dimension of one element stands for as many as there are."""
-    strides = (0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    strides = [0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     return (tensor.data_ptr(), *strides)
 
 
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def _addresses(figures: Tensor) -> range:
+    """Where each row figure begins."""
+    start, step = figures.data_ptr(), figures.stride(0) * figures.element_size()
+    return range(start, start + FIGURES * step, step)

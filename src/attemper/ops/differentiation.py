@@ -14,7 +14,10 @@ from attemper.ops.transforms import TransformedBackward
 
 
 class Attention(torch.autograd.Function):
-    """(kernel's name, rules, statistics, *inputs) → (output, lse, entropy, rest); the first three are differentiable."""
+    """(kernel's name, rules, statistics, *inputs) → (output, lse, entropy, rest); the first three are differentiable.
+
+    Without statistics the last three are None: each tensor that a Function gives back takes time.
+    """
 
     @staticmethod
     def forward(ctx: Any, kernel: str, rules: Rules, statistics: bool, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -24,8 +27,9 @@ class Attention(torch.autograd.Function):
         ctx.kernel, ctx.rules = kernel, rules
         ctx.save_for_backward(*inputs, result.output, result.lse, result.entropy, result.figures, result.unrounded)
         ctx.set_materialize_grads(False)
-        if result.rest is not None:
-            ctx.mark_non_differentiable(result.rest)
+        if result.rest is None:
+            return result.output, None, None, None
+        ctx.mark_non_differentiable(result.rest)
         return result.output, result.lse, result.entropy, result.rest
 
     @staticmethod

@@ -46,10 +46,16 @@ def run_plainly(
     """
     if not nobody_looks() or impl not in ("auto", "cpu") or not isinstance(is_causal, bool) or torch.is_autocast_enabled("cpu"):
         return None
-    results = cpu.plain(query, key, value, is_causal, statistics)
-    if results is None:
+    found = cpu.plan(query, key, value, is_causal, statistics)
+    if found is None:
         return None
-    return (results[0], RowStats(results[1], results[2], results[3])) if statistics else results[0]
+    plan, addresses = found
+    if (query.requires_grad or key.requires_grad or value.requires_grad) and torch.is_grad_enabled():
+        inputs = Inputs(query, key, value, None, plan.scale, None)
+        results = Attention.apply("cpu", Rules(is_causal=is_causal), statistics, *inputs)
+    else:
+        results = cpu.plain(plan, addresses, query, statistics)
+    return (results[0], RowStats(*results[1:])) if statistics else results[0]
 
 
 def _directly(kernel: str, inputs: Inputs, rules: Rules, seed: Tensor | None, statistics: bool) -> _Results:

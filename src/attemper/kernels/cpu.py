@@ -138,7 +138,7 @@ def plan(
 ) -> tuple[Plan, tuple[int, int, int]] | None:
     """The plan of a call with three ordinary tensors of fitting shapes, and their addresses; None for any others.
 
-    With a few rows most of the time of a call passes in Python: here as little of it runs as can tell that nothing more is wanted.
+    With a few rows most of a call's time passes in Python: here as little of it runs as can tell that nothing more is wanted.
     """
     for tensor in (query, key, value):
         if type(tensor) is not Tensor or not tensor.is_cpu or tensor.is_neg():

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from attemper.errors import ArgumentError
 from attemper.kernels.spec import Inputs, Rules
+from attemper.ops.autocast import under_autocast
 from attemper.scales.base import LogitShape, Scale
-from attemper.stats import broadcasts_to
+from attemper.stats import RowStats, broadcasts_to
 
 Window = tuple[int | None, int | None]
 
@@ -21,17 +22,27 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Problem(NamedTuple):
-    """A checked call: tensors and rules for a kernel, and the caller's leading dimensions to give back."""
+    """A checked call: tensors and rules for a kernel, the caller's leading dimensions to give back, and the caller's scale.
+
+    Attributes:
+        scale: as it was given, of a rule its factor.
+    """
 
     inputs: Inputs
     rules: Rules
     leading: tuple[int, ...]
+    scale: float | Tensor | None
 
     def restore(self, tensor: Tensor, before: int = 0) -> Tensor:
         """[batch, ...] → [*leading, ...], with `before` dimensions left alone in front."""
         if len(self.leading) == 1:
             return tensor
         return tensor.reshape(*tensor.shape[:before], *self.leading, *tensor.shape[before + 1 :])
+
+    def record(self, lse: Tensor, entropy: Tensor, rest: Tensor) -> RowStats:
+        """The record of the logits, in the caller's dimensions."""
+        sink = self.inputs.sinks is not None
+        return RowStats(self.restore(lse), self.restore(entropy), self.restore(rest, before=1), sink=sink)
 
 
 def check(
@@ -42,20 +53,24 @@ def check(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    scale: float | Tensor | None = None,
+    scale: float | Tensor | Scale | None = None,
     enable_gqa: bool = False,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     window: Window | None = None,
     offset: int = 0,
 ) -> Problem:
-    """Check the arguments of `attention` and bring them into normal form.
+    """Check the arguments of `attention` and bring them into normal form, tensors in the dtype that autocast wants.
 
     Raises:
         ArgumentError: naming the argument, what was given and what was expected.
     """
+    query, key, value = under_autocast(query), under_autocast(key), None if value is None else under_autocast(value)
     leading = _check_tensors(query, key, value, enable_gqa)
-    heads, queries, keys = query.shape[-3], query.shape[-2], key.shape[-2]
+    _check_offset(offset)
+    (heads, queries, width), keys = query.shape[-3:], key.shape[-2]
+    if scale is not None and isinstance(scale, Scale):  # an abstract class is slow to ask
+        scale = scale.factor(LogitShape(width, heads, queries, keys, offset, device=query.device))
     batch = math.prod(leading)
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
 
@@ -74,7 +89,6 @@ def check(
     )
     if not isinstance(is_causal, bool):
         raise ArgumentError("is_causal", repr(is_causal), "True or False")
-    _check_offset(offset)
     rules = Rules(
         is_causal=is_causal,
         window=_window(window),
@@ -82,7 +96,7 @@ def check(
         softcap=_softcap(softcap, dtype),
         dropout_p=_dropout(dropout_p),
     )
-    return Problem(inputs, rules, leading)
+    return Problem(inputs, rules, leading, scale)
 
 
 def every(problem: Problem, row_stride: int) -> Problem:
@@ -105,19 +119,6 @@ def every(problem: Problem, row_stride: int) -> Problem:
         scale = scale[..., ::row_stride]
     inputs = inputs._replace(query=inputs.query[..., ::row_stride, :], mask=mask, scale=scale)
     return problem._replace(inputs=inputs, rules=problem.rules._replace(row_step=row_stride))
-
-
-def factor_of(scale: Scale, query: Tensor, key: Tensor, offset: int) -> float | Tensor:
-    """What a scale rule multiplies q·k by in a call with these tensors, of which only the shapes are read.
-
-    Raises:
-        ArgumentError: query, key or offset are not what `check` takes, or the rule does not fit them.
-    """
-    _check_tensor("query", query, query)
-    _check_tensor("key", key, query)
-    _check_offset(offset)
-    heads, queries, width = query.shape[-3:]
-    return scale.factor(LogitShape(width, heads, queries, key.shape[-2], offset, device=query.device))
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None, enable_gqa: bool) -> tuple[int, ...]:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from attemper.errors import ArgumentError
-from attemper.ops.arguments import Problem, Window, check, every, factor_of
-from attemper.ops.autocast import under_autocast
+from attemper.ops.arguments import Problem, Window, check, every
 from attemper.ops.dispatch import compiling
 from attemper.ops.running import run, run_plainly
 from attemper.scales.base import Scale
@@ -116,9 +115,6 @@ def attention(
             return found
     if not isinstance(value, Tensor):
         raise ArgumentError("value", type(value).__name__, "a torch.Tensor")
-    if scale is not None and isinstance(scale, Scale):  # an abstract class is slow to ask
-        scale = factor_of(scale, query, key, offset)
-    query, key, value = under_autocast(query), under_autocast(key), under_autocast(value)
     problem = check(
         query,
         key,
@@ -135,9 +131,7 @@ def attention(
     )
     output, rows = run(problem, impl, statistics=return_stats)
     assert output is not None
-    if not compiling():
-        for tell in LISTENERS:
-            tell(problem, scale)
+    tell(problem)
     return output if rows is None else (output, rows)
 
 
@@ -165,11 +159,9 @@ def row_stats(
         `RowStats` of shape [..., heads, ⌈queries / row_stride⌉].
     """
     with torch.no_grad():
-        if scale is not None and isinstance(scale, Scale):  # an abstract class is slow to ask
-            scale = factor_of(scale, query, key, offset)
         problem = check(
-            under_autocast(query),
-            under_autocast(key),
+            query,
+            key,
             None,
             attn_mask,
             0.0,
@@ -184,3 +176,10 @@ def row_stats(
         rows = run(every(problem, row_stride), impl, statistics=True)[1]
     assert rows is not None
     return rows
+
+
+def tell(problem: Problem) -> None:
+    """Tell the listeners of a call that is done; the compiler traces none of it."""
+    if not compiling():
+        for listener in LISTENERS:
+            listener(problem, problem.scale)

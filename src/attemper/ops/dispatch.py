@@ -22,12 +22,7 @@ def transformed() -> bool:
 
 def nobody_looks() -> bool:
     """Whether neither a compiler nor a transform nor a dispatch mode nor torch.jit.trace is at work."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._is_tracing()
-    )
+    return not (compiling() or transformed() or torch._C._len_torch_dispatch_stack() or torch._C._is_tracing())
 
 
 def may_pass_by(*tensors: Tensor | None) -> bool:

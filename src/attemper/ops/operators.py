@@ -47,11 +47,12 @@ backward = torch.ops.attemper.backward.default
 DIFFERENTIABLE_ARGUMENTS, DIFFERENTIABLE_RESULTS = len(Inputs._fields), len(Upstream._fields)
 
 
-def _rules(
-    left: int | None, right: int | None, offset: int, softcap: float | None, dropout_p: float = 0.0, seed: Tensor | None = None
-) -> Rules:
+def _problem(arguments: tuple[Any, ...], numbers: list[Any]) -> tuple[Inputs, Rules]:
+    """What _INPUTS, with which the arguments begin, and _RULES stand for."""
+    *tensors, seed = arguments[:7]
+    left, right, offset, softcap, dropout_p = numbers
     number = 0 if seed is None else int(seed)
-    return Rules(window=(left, right), offset=offset, softcap=softcap, dropout_p=dropout_p, seed=number)
+    return Inputs(*tensors), Rules(window=(left, right), offset=offset, softcap=softcap, dropout_p=dropout_p, seed=number)
 
 
 def _wanted(tensor: Tensor) -> Tensor | None:
@@ -63,25 +64,10 @@ def _result(tensor: Tensor | None, query: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @torch.library.impl("attemper::forward", "default")
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scale: Tensor,
-    sinks: Tensor | None,
-    seed: Tensor | None,
-    kernel: str,
-    left: int | None,
-    right: int | None,
-    offset: int,
-    softcap: float | None,
-    dropout_p: float,
-    statistics: bool,
-    differentiable: bool,
-) -> tuple[Tensor, ...]:
-    inputs, rules = Inputs(query, key, value, mask, scale, sinks), _rules(left, right, offset, softcap, dropout_p, seed)
-    found = KERNELS[choose(kernel, inputs, seen=True)]
+def _forward(*arguments: Any) -> tuple[Tensor, ...]:
+    kernel, *numbers, statistics, differentiable = arguments[7:]
+    inputs, rules = _problem(arguments, numbers)
+    query, found = inputs.query, KERNELS[choose(kernel, inputs, seen=True)]
     with without_autocast(query.device):
         result = found.forward(inputs, rules, statistics=statistics, differentiable=differentiable)
     assert result.output is not None
@@ -90,25 +76,9 @@ def _forward(
 
 
 @torch.library.register_fake("attemper::forward")
-def _forward_fake(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scale: Tensor,
-    sinks: Tensor | None,
-    seed: Tensor | None,
-    kernel: str,
-    left: int | None,
-    right: int | None,
-    offset: int,
-    softcap: float | None,
-    dropout_p: float,
-    statistics: bool,
-    differentiable: bool,
-) -> tuple[Tensor, ...]:
-    inputs, figures = Inputs(query, key, value, mask, scale, sinks), KERNELS[kernel].FIGURES
-    rows, dtype = query.shape[:3], inputs.compute_dtype
+def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
+    query, _, value, _, scale, _, _, kernel, *_, statistics, differentiable = arguments
+    rows, dtype, figures = query.shape[:3], scale.dtype, KERNELS[kernel].FIGURES
     output = query.new_empty(*rows, value.shape[-1])
     keeps = differentiable and figures > 0  # a kernel that keeps no figures keeps no output either
     return (
@@ -123,20 +93,11 @@ def _forward_fake(
 
 @torch.library.impl("attemper::row_stats", "default")
 def _row_stats(
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    scale: Tensor,
-    sinks: Tensor | None,
-    kernel: str,
-    left: int | None,
-    right: int | None,
-    offset: int,
-    softcap: float | None,
-    row_step: int,
+    query: Tensor, key: Tensor, mask: Tensor | None, scale: Tensor, sinks: Tensor | None, kernel: str, *numbers: Any
 ) -> tuple[Tensor, ...]:
+    left, right, offset, softcap, row_step = numbers
     inputs = Inputs(query, key, None, mask, scale, sinks)
-    rules = _rules(left, right, offset, softcap)._replace(row_step=row_step)
+    rules = Rules(window=(left, right), offset=offset, softcap=softcap, row_step=row_step)
     found = KERNELS[choose(kernel, inputs, seen=True)]
     with without_autocast(query.device):
         result = found.forward(inputs, rules, statistics=True, differentiable=False)
@@ -150,37 +111,15 @@ def _row_stats_fake(query: Tensor, key: Tensor, mask: Tensor | None, scale: Tens
 
 
 @torch.library.impl("attemper::backward", "default")
-def _backward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scale: Tensor,
-    sinks: Tensor | None,
-    seed: Tensor | None,
-    output: Tensor,
-    lse: Tensor,
-    entropy: Tensor,
-    figures: Tensor,
-    unrounded: Tensor,
-    d_output: Tensor | None,
-    d_lse: Tensor | None,
-    d_entropy: Tensor | None,
-    kernel: str,
-    left: int | None,
-    right: int | None,
-    offset: int,
-    softcap: float | None,
-    dropout_p: float,
-    needs: list[bool],
-) -> tuple[Tensor, ...]:
-    inputs, rules = Inputs(query, key, value, mask, scale, sinks), _rules(left, right, offset, softcap, dropout_p, seed)
+def _backward(*arguments: Any) -> tuple[Tensor, ...]:
+    results, flowing, (kernel, *numbers, needs) = arguments[7:12], Upstream(*arguments[12:15]), arguments[15:]
+    inputs, rules = _problem(arguments, numbers)
     # A kernel takes its own results to be laid out as it made them; vmap may have spread them since.
-    output, lse, entropy, figures, unrounded = (each.contiguous() for each in (output, lse, entropy, figures, unrounded))
+    output, lse, entropy, figures, unrounded = (each.contiguous() for each in results)
     result = Forward(output, lse, entropy, None, _wanted(figures), _wanted(unrounded))
-    found = KERNELS[choose(kernel, inputs, seen=True)]
+    query, found = inputs.query, KERNELS[choose(kernel, inputs, seen=True)]
     with without_autocast(query.device), with_autograd():  # the reference differentiates by it
-        gradients = found.backward(inputs, rules, result, Upstream(d_output, d_lse, d_entropy), Needs(*needs))
+        gradients = found.backward(inputs, rules, result, flowing, Needs(*needs))
     return tuple(query.new_empty(0) if gradient is None else gradient.contiguous() for gradient in gradients)
 
 

@@ -31,10 +31,7 @@ def run(problem: Problem, impl: str, *, statistics: bool) -> tuple[Tensor | None
     else:
         output, lse, entropy, rest = _seen(kernel, inputs, rules, seed, statistics)
     output = None if output is None else problem.restore(output)
-    if rest is None:
-        return output, None
-    sink = inputs.sinks is not None
-    return output, RowStats(problem.restore(lse), problem.restore(entropy), problem.restore(rest, before=1), sink=sink)
+    return output, None if rest is None else problem.record(lse, entropy, rest)
 
 
 def run_plainly(

@@ -8,8 +8,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+
+IMPLEMENTATIONS = ("reference", "blocked", "cpu")
+every_implementation = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 
 STATISTICS = ("count", "max", "min", "argmax", "mean", "var", "lse", "entropy", "p2", "p3", "product_max", "product_min")
 
@@ -301,3 +305,9 @@ class Budget:
         assert not over, "; ".join(
             f"{what}: error {error:.3e} above the budget {bound:.3e}" for what, (error, bound) in over.items()
         )
+
+
+def tensors(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A query, a key and a value of one shape, for tests that vary something else."""
+    query, key, value = (torch.randn(*shape) for _ in range(3))
+    return query, key, value

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 
 from attemper import attention
-from tests.attention_cases import CASES, STATISTICS, Budget, Case, Problem, build, gradients_of, plain
+from tests.attention_cases import CASES, IMPLEMENTATIONS, STATISTICS, Budget, Case, Problem, build, gradients_of, plain
 
-IMPLEMENTATIONS = ("reference", "blocked", "cpu")
 ORDERS = 4  # of summation, in which the peer evaluates
 
 

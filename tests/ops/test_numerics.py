@@ -11,9 +11,7 @@ from torch import Tensor
 
 from attemper import attention
 from attemper.ops import row_stats
-
-IMPLEMENTATIONS = ("reference", "blocked", "cpu")
-every_implementation = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+from tests.attention_cases import every_implementation
 
 
 def tensor_of(recipe: dict[str, Any], shape: list[int], dtype: torch.dtype) -> Tensor:

@@ -10,9 +10,8 @@ from torch.func import grad, jacrev, vmap
 from attemper import attention
 from attemper.errors import UnsupportedError
 from attemper.ops import row_stats
+from tests.attention_cases import every_implementation
 
-IMPLEMENTATIONS = ("reference", "blocked", "cpu")
-every_implementation = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 SAMPLES, BATCH, HEADS, KV_HEADS, QUERIES, KEYS, WIDTH = 3, 2, 4, 2, 7, 11, 5
 
 NAMES = ("query", "key", "value", "attn_mask", "scale", "sinks")

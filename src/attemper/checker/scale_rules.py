@@ -9,21 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attemper.scales import (
-    AttentionMultiplier,
-    Constant,
-    Inverse,
-    InverseLayer,
-    InverseSqrt,
-    InverseSqrtTerms,
-    LogitShape,
-    LongRope,
-    MScale,
-    QueryPreAttnScalar,
-    Scale,
-    Sqrt,
-    Yarn,
-)
+from attemper import scales
 
 
 @dataclass(frozen=True)
@@ -42,9 +28,9 @@ class Site:
     heads: int = 1
     layer: int | None = None
 
-    def factor(self, rule: Scale) -> float:
+    def factor(self, rule: scales.Scale) -> float:
         """What a rule that is one number for the layer makes of q·k here."""
-        return float(rule.factor(LogitShape(self.head_dim, self.heads, queries=1, keys=1, layer=self.layer)))
+        return float(rule.factor(scales.LogitShape(self.head_dim, self.heads, queries=1, keys=1, layer=self.layer)))
 
 
 @dataclass(frozen=True)
@@ -90,18 +76,18 @@ class Design:
 
 def inverse_sqrt(site: Site) -> Design:
     """1/sqrt(d_head), applied at the call."""
-    return Design(site.factor(InverseSqrt()))
+    return Design(site.factor(scales.InverseSqrt()))
 
 
 def prescaled(site: Site) -> Design:
     """1/sqrt(d_head), multiplied into q; the call is given 1.0."""
-    factor = site.factor(InverseSqrt())
+    factor = site.factor(scales.InverseSqrt())
     return Design(factor, query=factor)
 
 
 def both_prescaled(site: Site) -> Design:
     """d_head^(-1/4) on q and again on k; the call is given 1.0."""
-    factor = site.factor(InverseSqrt())
+    factor = site.factor(scales.InverseSqrt())
     return Design(factor, query=factor**0.5, key=factor**0.5)
 
 
@@ -117,46 +103,45 @@ def one(_: Site) -> Design:
 
 def inverse_with_log_positions(site: Site) -> Design:
     """1/d_head behind norms on q and k; in global layers q also grows with the logarithm of its position."""
-    return Design(site.factor(Inverse()), by_position=True)
+    return Design(site.factor(scales.Inverse()), by_position=True)
 
 
 def query_pre_attn_scalar(site: Site) -> Design:
     """query_pre_attn_scalar^(-1/2), a number of the config that need not be the head's width (None: the head's width)."""
     scalar = setting(site.config, "query_pre_attn_scalar")
-    return Design(site.factor(InverseSqrt() if scalar is None else QueryPreAttnScalar(scalar)))
+    return Design(site.factor(scales.InverseSqrt() if scalar is None else scales.QueryPreAttnScalar(scalar)))
 
 
 def attention_multiplier(site: Site) -> Design:
     """attention_multiplier, a number of the config (None: 1/sqrt(d_head))."""
     multiplier = setting(site.config, "attention_multiplier")
-    return Design(site.factor(InverseSqrt() if multiplier is None else AttentionMultiplier(multiplier)))
+    return Design(site.factor(scales.InverseSqrt() if multiplier is None else scales.AttentionMultiplier(multiplier)))
 
 
 def half_width(site: Site) -> Design:
     """(d_head/2)^(-1/2): the attention reads the hidden state and the embeddings side by side, at twice the width."""
-    return Design(site.factor(InverseSqrtTerms(0.5)))
+    return Design(site.factor(scales.InverseSqrtTerms(0.5)))
 
 
 def gpt2(site: Site) -> Design:
     """1/sqrt(d_head) if scale_attn_weights, and 1/(layer+1) if scale_attn_by_inverse_layer_idx."""
-    base = site.factor(InverseSqrt()) if setting(site.config, "scale_attn_weights", True) else 1.0
+    base = site.factor(scales.InverseSqrt()) if setting(site.config, "scale_attn_weights", True) else 1.0
     if not setting(site.config, "scale_attn_by_inverse_layer_idx", False):
         return Design(base)
     if site.layer is None:
         return Design(None)
-    return Design(
-        base, factors=(Factor("1/(layer+1) of scale_attn_by_inverse_layer_idx", site.factor(InverseLayer(base=Constant()))),)
-    )
+    by_layer = site.factor(scales.InverseLayer(base=scales.Constant()))
+    return Design(base, factors=(Factor("1/(layer+1) of scale_attn_by_inverse_layer_idx", by_layer),))
 
 
 def multi_latent(site: Site) -> Design:
     """1/sqrt(d_nope + d_rope), times mscale^2 where RoPE is stretched: mscale = 0.1 · mscale_all_dim · ln(factor) + 1."""
     rope = rope_parameters(site.config, site.layer)
-    base = site.factor(InverseSqrt())
+    base = site.factor(scales.InverseSqrt())
     all_dim, factor = rope.get("mscale_all_dim") or 0, rope.get("factor") or 1
     if rope.get("rope_type", "default") == "default" or not all_dim or factor <= 1:
         return Design(base, whole_rope=False)
-    mscale = MScale(factor, all_dim).mscale
+    mscale = scales.MScale(factor, all_dim).mscale
     return Design(base, factors=(Factor("mscale^2", mscale**2, root="mscale"),), whole_rope=False)
 
 
@@ -174,19 +159,19 @@ def multi_latent_scaled_latents(site: Site) -> Design:
 
 def by_position(site: Site) -> Design:
     """1/sqrt(d_head), and q also grows with its position."""
-    return Design(site.factor(InverseSqrt()), by_position=True)
+    return Design(site.factor(scales.InverseSqrt()), by_position=True)
 
 
 def deberta(site: Site) -> Design:
     """1/sqrt(d_head · (1 + number of position terms)): c2p and p2c each add a term to the same sum."""
     terms = set(setting(site.config, "pos_att_type") or ()) & {"c2p", "p2c"}
-    return Design(site.factor(InverseSqrtTerms(1 + len(terms))))
+    return Design(site.factor(scales.InverseSqrtTerms(1 + len(terms))))
 
 
 def mpt(site: Site) -> Design:
     """attn_config.softmax_scale (None: 1/sqrt(d_head))."""
     scale = getattr(setting(site.config, "attn_config"), "softmax_scale", None)
-    return Design(site.factor(InverseSqrt()) if scale is None else float(scale))
+    return Design(site.factor(scales.InverseSqrt()) if scale is None else float(scale))
 
 
 def padded(site: Site) -> Design:
@@ -208,13 +193,13 @@ def inverse_sqrt_heads(site: Site) -> Design:
 
 def sqrt_behind_norm(site: Site) -> Design:
     """sqrt(d_head) on q and k of unit length."""
-    return Design(site.factor(Sqrt()))
+    return Design(site.factor(scales.Sqrt()))
 
 
 def qk_scale_factor(site: Site) -> Design:
     """1/sqrt(d_head) · qk_scale_factor, the latter multiplied into q behind its norm."""
     factor = float(setting(site.config, "qk_scale_factor") or 1.0)
-    return Design(site.factor(InverseSqrt()), factors=(Factor("qk_scale_factor", factor),), query=factor)
+    return Design(site.factor(scales.InverseSqrt()), factors=(Factor("qk_scale_factor", factor),), query=factor)
 
 
 def learned(_: Site) -> Design:
@@ -272,5 +257,5 @@ def _rope_attention_factor(rope: dict[str, Any], config: Any) -> float:
     if stretch <= 1.0:
         return 1.0
     if kind == "longrope":
-        return LongRope(stretch, original).rope_factor if original else 1.0
-    return Yarn(stretch, rope.get("mscale") or None, rope.get("mscale_all_dim") or None).rope_factor
+        return scales.LongRope(stretch, original).rope_factor if original else 1.0
+    return scales.Yarn(stretch, rope.get("mscale") or None, rope.get("mscale_all_dim") or None).rope_factor

@@ -52,7 +52,7 @@ def run_plainly(
         results = Attention.apply("cpu", Rules(is_causal=is_causal), statistics, *inputs)
     else:
         results = cpu.plain(plan, addresses, query, statistics)
-    return (results[0], RowStats(*results[1:])) if statistics else results[0]
+    return (results[0], RowStats(results[1], results[2], results[3])) if statistics else results[0]
 
 
 def _directly(kernel: str, inputs: Inputs, rules: Rules, seed: Tensor | None, statistics: bool) -> _Results:

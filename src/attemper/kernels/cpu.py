@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attemper.errors import UnsupportedError
 from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Upstream, invisible_below
 
 try:
@@ -22,7 +21,8 @@ try:
 except ImportError:
     _cpu = None
 
-_ISA_VARIABLE = "ATTEMPER_CPU_ISA"
+_BUILD_VARIABLE = "ATTEMPER_CPU_ISA"
+_BUILDS = ("avx512bf16", "avx512", "avx2", "neon", "portable")
 _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4}
 _UNLIMITED = 2**63 - 1
 _NO_VIEW = (0, 0, 0, 0, 0)
@@ -44,8 +44,23 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _FORKED.append(True))
 
 
+def _mischosen() -> str:
+    wanted = os.environ.get(_BUILD_VARIABLE, "")
+    if _cpu is None or _cpu.choose_instruction_set(wanted):
+        return ""
+    here = ", ".join(build for build in _BUILDS if _cpu.choose_instruction_set(build))
+    return f"{_BUILD_VARIABLE}: got {wanted!r}; expected a build that this processor can run ({here}), or unset it for the best"
+
+
+# What is wrong with the build that the environment asks for, "" if nothing is. It is said where the kernel is asked for: whoever
+# wants none of it, or wants to know what is here, is not stopped.
+MISCHOSEN = _mischosen()
+if MISCHOSEN:
+    _cpu = None
+
+
 def available() -> bool:
-    """Whether the extension was built and can run here."""
+    """Whether the extension was built, can run here, and is the one that was asked for."""
     return _cpu is not None
 
 
@@ -68,25 +83,13 @@ def refusal(inputs: Inputs) -> str:
 def describe() -> str:
     """What is here, in a few words: the instruction set in use, which ATTEMPER_CPU_ISA overrides, or why there is none."""
     if _cpu is None:
-        return "compiled C++; not built here: reinstall with pip install -v to see why"
+        return MISCHOSEN or "compiled C++; not built here: reinstall with pip install -v to see why"
     return f"compiled C++, {_cpu.instruction_set()}, memory in proportion to the length"
 
 
 def rounds_weights() -> bool:
     """Whether the build in use rounds weights to bfloat16 before they meet values of bfloat16."""
     return _cpu is not None and _cpu.rounds_weights()
-
-
-def _choose() -> None:
-    wanted = os.environ.get(_ISA_VARIABLE, "")
-    if _cpu is not None and not _cpu.choose_instruction_set(wanted):
-        raise UnsupportedError(
-            f"{_ISA_VARIABLE}: got {wanted!r}; expected avx512bf16, avx512, avx2, neon or portable, "
-            "as far as this processor has it"
-        )
-
-
-_choose()
 
 
 class _Figure(enum.IntEnum):

@@ -48,9 +48,12 @@ def choose(impl: str, inputs: Inputs, *, seen: bool) -> str:
         seen: whether the kernel will get these very tensors. Otherwise they stand for others, on the same device.
 
     Raises:
-        ArgumentError: no such name. UnsupportedError: the kernel is not here, or does not take these tensors.
+        ArgumentError: no such name. UnsupportedError: the kernel is not here, or does not take these tensors, or is the fastest
+            and the environment asks for a build of it that is not here.
     """
     if impl == "auto":
+        if cpu.MISCHOSEN and not _refusal(inputs, seen):
+            _refuse("cpu")
         return "cpu" if cpu.available() and not _refusal(inputs, seen) else "blocked"
     if impl not in KERNELS:
         _refuse(impl)

@@ -8,6 +8,7 @@ from torch import Tensor
 from attemper.kernels.spec import Forward, Inputs, Needs, Rules, Upstream
 from attemper.ops.autocast import without_autocast
 from attemper.ops.dispatch import may_pass_by
+from attemper.ops.flops import tell_flop_counters
 from attemper.ops.implementations import KERNELS
 from attemper.ops.operators import refuse_second_derivative
 from attemper.ops.transforms import TransformedBackward
@@ -59,6 +60,7 @@ def _transformed(
     seed = torch.tensor(rules.seed, device="cpu") if rules.dropout_p > 0.0 else None
     kept = (inputs.query.new_empty(0) if result is None else result for result in results)
     numbers = (*rules.sides, rules.offset, rules.softcap, rules.dropout_p)
+    tell_flop_counters()
     gradients = TransformedBackward.apply(*inputs, seed, *kept, *flowing, kernel, *numbers, list(needs))
     return tuple(gradient if need else None for gradient, need in zip(gradients, needs, strict=True))
 

@@ -3,11 +3,14 @@
 Some of this has no public name in torch; it is all here.
 """
 
+import sys
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 
 def compiling() -> bool:
@@ -36,6 +39,15 @@ def may_pass_by(*tensors: Tensor | None) -> bool:
         if tensor is not None and (tensor.is_meta or (type(tensor) is not Tensor and isinstance(tensor, FakeTensor))):
             return False
     return True
+
+
+def flop_registries() -> list[dict[Any, Any]]:
+    """The formulas of each `FlopCounterMode` that is at work, by operator."""
+    counting = sys.modules.get("torch.utils.flop_counter")  # nobody counts who has not imported it
+    if counting is None:
+        return []
+    modes = _get_current_dispatch_mode_stack()
+    return [mode.counter.flop_registry for mode in modes if isinstance(mode, counting._FlopCounterMode)]
 
 
 def with_autograd() -> AbstractContextManager[object]:

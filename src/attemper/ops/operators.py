@@ -17,6 +17,7 @@ from attemper.kernels.spec import Forward, Inputs, Needs, Rules, Upstream
 from attemper.ops import batching
 from attemper.ops.autocast import without_autocast
 from attemper.ops.dispatch import with_autograd
+from attemper.ops.flops import tell_flop_counters
 from attemper.ops.implementations import KERNELS, choose
 
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor scale, Tensor? sinks, Tensor? seed"
@@ -148,6 +149,7 @@ def gradients(ctx: Any, upstream: tuple[Tensor | None, ...], call: Any) -> tuple
     flowing = upstream[:DIFFERENTIABLE_RESULTS]
     found: tuple[Tensor | None, ...] = (None,) * len(needs)
     if any(needs) and any(gradient is not None for gradient in flowing):
+        tell_flop_counters()
         results = call(*ctx.saved_tensors, *flowing, *ctx.rules, list(needs))
         found = tuple(gradient if need else None for gradient, need in zip(results, needs, strict=True))
     return (*found, *(None,) * (len(ctx.needs_input_grad) - len(needs)))

@@ -12,6 +12,7 @@ from attemper.ops.autocast import without_autocast
 from attemper.ops.batching import nothing
 from attemper.ops.differentiation import Attention
 from attemper.ops.dispatch import compiling, may_pass_by, nobody_looks, transformed
+from attemper.ops.flops import tell_flop_counters
 from attemper.ops.implementations import KERNELS, choose
 from attemper.ops.transforms import TransformedAttention
 from attemper.stats import RowStats
@@ -67,6 +68,8 @@ def _directly(kernel: str, inputs: Inputs, rules: Rules, seed: Tensor | None, st
 def _seen(kernel: str, inputs: Inputs, rules: Rules, seed: Tensor | None, statistics: bool) -> _Results:
     query, key, value, mask, scale, sinks = inputs
     left, right = rules.sides
+    if not compiling():
+        tell_flop_counters()
     if value is None:
         numbers = (left, right, rules.offset, rules.softcap, rules.row_step)
         return None, *operators.row_stats(query, key, mask, scale, sinks, kernel, *numbers)

@@ -57,7 +57,7 @@ class FunctionalSeam(TorchFunctionMode):
 
     def _notice(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if func in _SDPA:
-            self._tell(dict(zip(_ARGUMENTS, args, strict=False)) | kwargs)
+            self._tell(dict(zip(_ARGUMENTS, args, strict=False)) | kwargs, output)
         elif func is _MULTIHEAD_FORWARD:
             tell_functional(self.recorder, None, _MULTIHEAD.bind(*args, **kwargs).arguments)
         elif func in _SOFTMAX:
@@ -67,7 +67,7 @@ class FunctionalSeam(TorchFunctionMode):
         elif getattr(func, "__name__", "") == "flex_attention":
             self.recorder.refuse(self.recorder.running(), "it calls flex_attention, which capture does not describe")
 
-    def _tell(self, given: dict[str, Any]) -> None:
+    def _tell(self, given: dict[str, Any], output: Tensor) -> None:
         recorder = self.recorder
         name = recorder.running()
         query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
@@ -89,6 +89,7 @@ class FunctionalSeam(TorchFunctionMode):
             scale_given=scale,
             dropout_p=given.get("dropout_p", 0.0),
             self_attention=not crosses(recorder, name),
+            output=_four(output, leading),
         )
 
     def _softmax(self, logits: Tensor, dim: int | None) -> None:

@@ -55,7 +55,7 @@ def _call(recorder: Recorder, kind: str, function: Callable[..., Any], *args: An
         return function(*args, **kwargs)
     with recorder.quiet():  # sdpa inside is this same call
         output = function(*args, **kwargs)
-    _tell(recorder, kind, function, given)
+    _tell(recorder, kind, function, given, output)
     return output
 
 
@@ -102,7 +102,7 @@ def _indescribable(given: dict[str, Any]) -> str | None:
     return None
 
 
-def _tell(recorder: Recorder, kind: str, function: Callable[..., Any], given: dict[str, Any]) -> None:
+def _tell(recorder: Recorder, kind: str, function: Callable[..., Any], given: dict[str, Any], output: Any) -> None:
     module, query, key, value = (given[name] for name in ("module", "query", "key", "value"))
     name = recorder.name_of(module)
     queries, keys = query.shape[2], key.shape[2]
@@ -138,7 +138,16 @@ def _tell(recorder: Recorder, kind: str, function: Callable[..., Any], given: di
         offset=0 if cross else max(0, keys - queries),
         dropout_p=given.get("dropout", 0.0) if training or kind != "eager" else 0.0,
         self_attention=not cross,
+        output=_output(output, (*query.shape[:3], value.shape[3])),
     )
+
+
+def _output(returned: Any, shape: tuple[int, ...]) -> Tensor | None:
+    """[batch, heads, queries, d_v]; the interface returns it with heads behind queries."""
+    output = returned[0] if isinstance(returned, tuple) and returned else returned
+    if not isinstance(output, Tensor) or output.ndim != 4 or output.transpose(1, 2).shape != shape:
+        return None
+    return output.transpose(1, 2)
 
 
 def _mask(mask: Any, query: Tensor, key: Tensor) -> Tensor | None:

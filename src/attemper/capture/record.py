@@ -35,6 +35,7 @@ class AttentionCall:
         dropout_p: probability of dropping a weight in this call.
         self_attention: False where the keys are known to come from another sequence than the queries.
         query_origin, key_origin: how q and k relate to their projections, where the capture follows them; or None.
+        output: [batch, heads, queries, d_v], what the call itself returned, where the seam sees it; or None.
     """
 
     module: str
@@ -56,6 +57,7 @@ class AttentionCall:
     self_attention: bool = True
     query_origin: Origin | None = None
     key_origin: Origin | None = None
+    output: Tensor | None = None
 
     @property
     def query_factor(self) -> float | None:

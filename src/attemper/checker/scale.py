@@ -80,19 +80,27 @@ def effective(model: nn.Module, config: Any, call: CallEvidence) -> float | None
     return effective_scale(_applied(call.scaling, scales[0]), expected.design)
 
 
-def _call_findings(model: nn.Module, config: Any, call: CallEvidence, scaling: Scaling) -> Iterator[Finding]:
-    expected = _expected(model, config, call.module, scaling)
+def judged(
+    model: nn.Module, config: Any, module: str, scaling: Scaling
+) -> Iterator[tuple[ExpectedScale, Verdict, tuple[int, ...]]]:
+    """What deviates from the architecture's rule in one call: the rule, the verdict, and its heads (() where it is all of them)."""
+    expected = _expected(model, config, module, scaling)
     scales = _by_head(scaling)
     if scales is None or (len(scales) > 1 and not expected.certain):
         return  # learned, or by position: there is nothing to hold it against
-    widths = _model_widths(model, config, call.module, scaling)
+    widths = _model_widths(model, config, module, scaling)
     verdicts: dict[Verdict, list[int]] = {}
     for head, scale in enumerate(scales):
         verdict = judge(_applied(scaling, scale), expected.design, scaling.head_dim, certain=expected.certain, widths=widths)
         if verdict is not None:
             verdicts.setdefault(verdict, []).append(head)
     for verdict, heads in verdicts.items():
-        yield _finding(call, scaling, expected, verdict, tuple(heads) if len(scales) > 1 else ())
+        yield expected, verdict, tuple(heads) if len(scales) > 1 else ()
+
+
+def _call_findings(model: nn.Module, config: Any, call: CallEvidence, scaling: Scaling) -> Iterator[Finding]:
+    for expected, verdict, heads in judged(model, config, call.module, scaling):
+        yield _finding(call, scaling, expected, verdict, heads)
 
 
 def _finding(call: CallEvidence, scaling: Scaling, expected: ExpectedScale, verdict: Verdict, heads: tuple[int, ...]) -> Finding:

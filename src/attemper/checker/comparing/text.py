@@ -1,0 +1,108 @@
+"""A comparison as plain text: what was compared, a row for each pair of calls, and the verdict."""
+
+import textwrap
+
+from attemper.checker.comparing.verdict import Comparison, PairRow
+from attemper.report.layout import number
+from attemper.report.names import safe
+
+WIDTH = 120
+COLUMNS = ("layer", "heads", "factor", "inherited", "own", "logits differ", "allowed", "share", "output differs", "")
+LEGEND = (
+    "factor: least squares of B's s·q·k on A's. inherited: what A's rule makes of A's and of B's q and k; own: what the two rules make of "
+    "B's q and k. logits differ: by how much at most, a row's common offset apart. allowed: what rounding explains, in the same head; "
+    "share: of it. <- beyond it."
+)
+
+
+def plain_text(comparison: Comparison) -> str:
+    """The whole comparison."""
+    dtypes = comparison.dtypes
+    head = [
+        f"A: {safe(comparison.a)}, computed in {dtypes[0]}",
+        f"B: {safe(comparison.b)}, computed in {dtypes[1]}",
+        f"inputs: {safe(comparison.inputs)}",
+    ]
+    blocks = ["\n".join(head)]
+    if comparison.rows:
+        blocks.append(_table(comparison.rows))
+    blocks.append(_verdict(comparison))
+    for title, lines in (
+        ("not compared", [f"{module or 'the model itself'}: {reason}" for module, reason in comparison.unseen]),
+        ("notes", list(comparison.notes)),
+    ):
+        if lines:
+            blocks.append("\n".join([title, *(_wrapped(safe(line), "  ") for line in lines)]))
+    return "\n\n".join(blocks)
+
+
+def _table(rows: tuple[PairRow, ...]) -> str:
+    lines = [list(COLUMNS), *(_cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
+    text = []
+    for line in lines:
+        cells = [cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(zip(line, widths, strict=True))]
+        text.append("  ".join(cells).rstrip())
+    return "\n".join([text[0], "-" * len(text[0]), *text[1:], _wrapped(LEGEND, "")])
+
+
+def _cells(row: PairRow) -> list[str]:
+    place = safe(row.a) or "(model)"
+    if row.b != row.a:
+        place += f" | {safe(row.b) or '(model)'}"
+    if row.call:
+        place += f" call {row.call}"
+    return [
+        place,
+        str(row.heads),
+        f"{row.factor:.6f}",
+        _small(row.inherited),
+        _small(row.own),
+        _small(row.logits),
+        _small(row.allowed),
+        f"{row.share:.0%}" if row.share < 100 else f"{row.share:.0f}×",
+        "—" if row.output is None else _small(row.output),
+        "<-" if row.parts else "",
+    ]
+
+
+def _verdict(comparison: Comparison) -> str:
+    parting, rows = comparison.parting, comparison.rows
+    if parting is None:
+        if not rows:
+            return "Nothing to compare: no attention call was seen."
+        if comparison.equal:
+            return f"Alike: {len(rows)} pairs of attention calls, and no difference at all."
+        top = max(rows, key=lambda row: row.share)
+        grown = f"The difference of the logits goes from {_small(rows[0].logits)} in the first call to {_small(rows[-1].logits)} in the last."
+        return _wrapped(
+            f"Alike: {len(rows)} pairs of attention calls differ by rounding alone; at most {top.share:.0%} of what it explains is used, "
+            f"in {safe(top.a) or 'the model itself'}. {grown}",
+            "",
+        )
+    where = "after the last pair of calls" if parting.row >= len(rows) else "at the first pair of calls"
+    if parting.row < len(rows):
+        row = rows[parting.row]
+        where = safe(row.a) or "the model itself"
+        where += f" (B: {safe(row.b) or 'the model itself'})" if row.b != row.a else ""
+        where += f", call {row.call}" if row.call else ""
+        heads = "all heads" if len(parting.heads) == row.heads else f"head{'s' if len(parting.heads) > 1 else ''} {', '.join(map(str, parting.heads))}"
+        where += f", {heads}" if parting.heads else ""
+    factor = f", factor {number(parting.factor)}" if parting.factor is not None else ""
+    lines = [_wrapped(f"They part at {where}: {parting.cause}{factor}.", ""), _wrapped(safe(_sentence(parting.explanation)), "  ")]
+    lines += [_wrapped(f"also: {safe(_sentence(each))}", "  ") for each in parting.also]
+    return "\n".join(lines)
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}."
+
+
+def _small(value: float) -> str:
+    return "0" if value == 0 else f"{value:.2g}"
+
+
+def _wrapped(text: str, indent: str) -> str:
+    return textwrap.fill(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )

@@ -83,7 +83,7 @@ def effective(model: nn.Module, config: Any, call: CallEvidence) -> float | None
 def judged(
     model: nn.Module, config: Any, module: str, scaling: Scaling
 ) -> Iterator[tuple[ExpectedScale, Verdict, tuple[int, ...]]]:
-    """What deviates from the architecture's rule in one call: the rule, the verdict, and its heads (() where it is all of them)."""
+    """What deviates from the architecture's rule in one call: the rule, the verdict, and its heads (() for all of them)."""
     expected = _expected(model, config, module, scaling)
     scales = _by_head(scaling)
     if scales is None or (len(scales) > 1 and not expected.certain):

@@ -12,8 +12,9 @@ import typer
 
 from attemper.checker import RULES, check, rule
 from attemper.cli import COULD_NOT_RUN
+from attemper.cli.compare import compare_command
 from attemper.cli.environment import describe
-from attemper.cli.output import progress, silenced, write_json, write_lines, write_report
+from attemper.cli.output import close_stdout, progress, silenced, write_json, write_lines, write_report
 from attemper.errors import AttemperError
 
 INTERRUPTED = 130  # what shells give a command that Ctrl-C ended
@@ -67,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
         return COULD_NOT_RUN
     except OSError as error:
         _complain(f"could not read or write: {error}")
-        _close_stdout()
+        close_stdout()
         return COULD_NOT_RUN
     except KeyboardInterrupt:
         _complain("interrupted")
@@ -150,8 +151,13 @@ def _check(
         else:
             write_report(report, {each.code: each.name for each in RULES})
     except BrokenPipeError:
-        _close_stdout()  # the answer stands, whether or not somebody read all of it
+        close_stdout()  # the answer stands, whether or not somebody read all of it
     raise typer.Exit(code)
+
+
+app.command("compare", short_help="Run one set of weights in two ways and say where and why their attention parts.")(
+    compare_command
+)
 
 
 @app.command("rule", short_help="Explain a code such as ATT101, or list all of them.")
@@ -186,18 +192,13 @@ def _say(lines: list[str], hang: int = 0) -> None:
     try:
         write_lines(lines, hang)
     except BrokenPipeError:
-        _close_stdout()
+        close_stdout()
 
 
 def _complain(message: str) -> None:
     from attemper.report.names import safe
 
     sys.stderr.write(f"attemper: {safe(' '.join(message.split()))}\n")
-
-
-def _close_stdout() -> None:
-    """Whoever read it has gone: nothing more can be said there, not even by the interpreter when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _make_writable() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import sys
 import textwrap
 import warnings
@@ -32,6 +33,17 @@ def write_json(data: dict[str, Any]) -> None:
     json.dump(data, sys.stdout, ensure_ascii=True, allow_nan=False)
     sys.stdout.write("\n")
     sys.stdout.flush()
+
+
+def write_text(text: str) -> None:
+    """Write a text that is wrapped already."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def close_stdout() -> None:
+    """Whoever read it has gone: nothing more can be said there, not even by the interpreter when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_lines(lines: list[str], hang: int = 0) -> None:

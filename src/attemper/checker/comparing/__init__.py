@@ -1,14 +1,15 @@
 """`compare`: runs one set of weights in two ways and says where their attention parts first, by which factor, and why.
 
-    run        loads both, runs A keeping each call's q, k, v, rule and output (memory linear in the length), then B
-    pairing    which call belongs to which
-    rounding   what rounding alone does to the model, measured; gaps: what is apart beyond it
-    applied    the rule that a call really applied, judged by its output
-    explain    why they part: visibility, scaling, position, weights
-    verdict    what is returned; text: how it reads
+sides      the two models; run: A keeping each call's q, k, v, rule and output (memory linear in the length), then B
+pairing    which call belongs to which; kept: calls that outlive the forward pass
+rounding   what rounding alone does to the model, measured; gaps: what is apart beyond it
+logits     a call in float64; applied: the rule that it really applied, judged by its output
+explain    why two calls part: visibility, scaling, position, weights
+records    what is found; verdict: what is returned; text: how it reads
 """
 
+from attemper.checker.comparing.records import PairRow, Parting
 from attemper.checker.comparing.run import compare
-from attemper.checker.comparing.verdict import Comparison, PairRow, Parting
+from attemper.checker.comparing.verdict import Comparison
 
 __all__ = ["Comparison", "PairRow", "Parting", "compare"]

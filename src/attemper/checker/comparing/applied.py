@@ -4,6 +4,7 @@ The output that a record's rule gives in float64 is held against the call's own 
 it is beyond that, known ways of not doing what one is told are tried; the one that gives the output is taken for the rule.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -48,8 +49,9 @@ def applied(call: AttentionCall, real: Tensor) -> Applied:
     tried = [(found, cause, words, _excess(found, real)) for found, cause, words in _alternatives(call, real)]
     best = min(tried, key=lambda each: each[3], default=None)
     if best is None or best[3] > 1:
-        words = "its output is not what its own q, k, v, scale and mask give"
-        return Applied(call, "unknown", words, excess)
+        if math.isinf(excess):
+            return Applied(call, "nonfinite", _overflow(call, real), excess)
+        return Applied(call, "unknown", "an output that its own q, k, v, scale and mask do not give", excess)
     return Applied(best[0], best[1], best[2], excess)
 
 
@@ -58,7 +60,9 @@ def output_bound(view: View, real: Tensor) -> Tensor:
     largest = view.query.new_zeros(view.shape[1])
     for rows in view.tiles():
         _, bound = _output(view, rows)
-        largest = torch.maximum(largest, torch.where(real[:, None, rows, None], bound, 0.0).amax((0, 2, 3)))
+        largest = torch.maximum(
+            largest, torch.where(real[:, None, rows, None], bound, 0.0).nan_to_num(0.0, torch.inf).amax((0, 2, 3))
+        )
     return largest
 
 
@@ -87,9 +91,10 @@ def _excess(call: AttentionCall, real: Tensor) -> float:
     for rows in view.tiles():
         output, bound = _output(view, rows)
         seen = view.logits(rows).visible.any(-1, keepdim=True)  # rows that see nothing: backends differ, and nobody reads them
-        error = (call.output[..., rows, :].double() - output).abs()
+        own = call.output[..., rows, :].double()
+        error = torch.where(torch.isfinite(own) | torch.isfinite(output), (own - output).abs(), 0.0)
         ratio = error / bound.clamp_min(torch.finfo(torch.float64).tiny)
-        ratio = torch.where(seen & real[:, None, rows, None], ratio.nan_to_num(torch.inf, torch.inf), 0.0)
+        ratio = torch.where(seen & real[:, None, rows, None] & (error != 0), ratio.nan_to_num(torch.inf, torch.inf), 0.0)
         worst = max(worst, float(ratio.max())) if ratio.numel() else worst
     return worst
 
@@ -103,7 +108,10 @@ def _alternatives(call: AttentionCall, real: Tensor) -> Iterator[tuple[Attention
         yield replace(call, sinks=None), "sinks", "it ignores its sinks"
     if call.attn_mask is not None or call.is_causal or call.window is not None:
         bare = replace(call, attn_mask=None, is_causal=False, window=None)
-        yield bare, "mask", "it ignores its mask"
+        ignored = "it ignores its mask"
+        if call.attn_mask is None and call.seam == "huggingface":
+            ignored = "it is given no mask and applies no causal rule itself (is a mask function registered for it?)"
+        yield bare, "mask", ignored
         yield replace(bare, is_causal=True, offset=0), "mask", "it puts the causal rule (top-left) in place of its mask"
         if queries != keys:
             right = replace(bare, is_causal=True, offset=keys - queries)
@@ -126,20 +134,38 @@ def _alternatives(call: AttentionCall, real: Tensor) -> Iterator[tuple[Attention
         yield replace(call, scale=found), "scale", "it does not apply the scale that it is given"
 
 
+def _overflow(call: AttentionCall, real: Tensor) -> str:
+    view, largest = View(replace(call, scale=1.0, softcap=None)), 0.0
+    for rows in view.tiles():
+        largest = max(largest, float(torch.where(real[:, None, rows, None], view.logits(rows).scaled, 0.0).abs().max()))
+    name, most = str(call.query.dtype).removeprefix("torch."), torch.finfo(call.query.dtype).max
+    words = "NaN or infinity from q, k and v"
+    if largest > most:
+        return f"{words} whose largest |q·k|, {largest:.5g}, is beyond {name}'s {most:.5g}"
+    return f"{words} in {name}; the largest |q·k| is {largest:.5g}"
+
+
 def _fitted_scale(call: AttentionCall, real: Tensor) -> Tensor | None:
     """The scale of each head that gives the output best, by Gauss-Newton from several starts: [heads], float64."""
     view = View(call)
     if bool((view.scale == 0).any()):
         return None
     width, stated = view.query.shape[-1], view.scale.mean((0, 2)).expand(view.shape[1])
-    starts = (stated * stated, torch.ones_like(stated), stated / width**0.5, stated * width**0.5, stated * 0 + width**-0.5, stated)
+    starts = (
+        stated * stated,
+        torch.ones_like(stated),
+        stated / width**0.5,
+        stated * width**0.5,
+        stated * 0 + width**-0.5,
+        stated,
+    )
     best, factor = torch.full_like(stated, torch.inf), torch.ones_like(stated)
     for start in starts:
         squares, _ = _fit(view, real, start / stated)
         factor, best = torch.where(squares < best, start / stated, factor), torch.minimum(squares, best)
     for _ in range(_STEPS):
         _, step = _fit(view, real, factor)
-        shrink = torch.ones_like(step)
+        shrink, squares = torch.ones_like(step), best
         for _ in range(6):  # halve the step of those heads that it makes worse
             squares, _ = _fit(view, real, factor + shrink * step)
             shrink = torch.where(squares <= best, shrink, shrink / 2)

@@ -10,8 +10,8 @@ from attemper.checker.comparing.applied import Applied
 from attemper.checker.comparing.gaps import Allowance, Gaps
 from attemper.checker.comparing.logits import View
 from attemper.checker.comparing.position import rotary_frequencies, turned
-from attemper.checker.comparing.scaling import Scaled, name_scale, scaled_by
-from attemper.checker.comparing.verdict import Parting
+from attemper.checker.comparing.records import Parting
+from attemper.checker.comparing.scaling import Scaled, name_scale, scaled_by, stated_factor
 from attemper.checker.comparing.visibility import describe
 from attemper.checker.comparing.weights import differing, relevant
 from attemper.checker.load import Subject
@@ -53,7 +53,10 @@ def explain(a: Side, b: Side, gaps: Gaps, allowed: Allowance, real: Tensor, padd
     if not reasons:
         reasons = [Reason("unknown", "the outputs differ beyond rounding although q, k, v, scale and mask agree")]
     first = reasons[0]
-    told = [f"{name}'s implementation is at fault: {side.applied.words}" for name, side in (("A", a), ("B", b)) if side.applied.cause]
+    faults = [
+        (name, side.applied) for name, side in (("A", a), ("B", b)) if side.applied.cause not in ("", "unknown", "nonfinite")
+    ]
+    told = [f"{name}'s implementation is at fault: {applied.words}" for name, applied in faults]
     words = [*told, first.words] if told else [first.words]
     beyond = (gaps.logits > allowed.logits) | (gaps.only_a > 0) | (gaps.only_b > 0)
     beyond = beyond if bool(beyond.any()) else (gaps.value > allowed.value) | (gaps.output > allowed.output)
@@ -74,8 +77,8 @@ def _rules(a: Side, b: Side, gaps: Gaps, real: Tensor, padding: Tensor | None) -
     """What the two do differently with the same q and k, the scale apart."""
     one, two = a.view, b.view
     for side in (a, b):
-        if side.applied.cause == "unknown":
-            yield Reason("unknown", side.applied.words)
+        if side.applied.cause in ("unknown", "nonfinite"):
+            yield Reason(side.applied.cause, f"{side.subject.name} computes {side.applied.words}")
     apart = gaps.only_a + gaps.only_b
     if bool(apart.any()):
         heads = tuple(torch.nonzero(apart).flatten().tolist())
@@ -86,7 +89,10 @@ def _rules(a: Side, b: Side, gaps: Gaps, real: Tensor, padding: Tensor | None) -
         yield Reason("sinks", f"the sinks differ by up to {float((one.sinks - two.sinks).abs().max()):.4g}")
     caps = (one.call.softcap, two.call.softcap)
     if caps[0] != caps[1]:
-        words = [f"{name} {f'caps its logits at {cap:g}' if cap is not None else 'does not cap them'}" for name, cap in zip("AB", caps, strict=True)]
+        words = [
+            f"{name} {f'caps its logits at {cap:g}' if cap is not None else 'does not cap them'}"
+            for name, cap in zip("AB", caps, strict=True)
+        ]
         yield Reason("softcap", ", ".join(words))
     yield from _biases(one, two, real)
 
@@ -114,10 +120,17 @@ def _biases(a: View, b: View, real: Tensor) -> Iterator[Reason]:
 def _given(a: Side, b: Side, gaps: Gaps, allowed: Allowance, real: Tensor) -> Iterator[Reason]:
     """What differs in s·q·k, then in v."""
     one, two = a.view, b.view
+    if not bool(torch.isfinite(gaps.logits).all()):
+        yield _named(a, b, Reason("nonfinite", "q or k holds NaN or infinity in one of them and not in the other"), gaps)
+        return
     scaled = scaled_by(one, two, gaps, allowed, real)
     if scaled is not None:
         yield _scale(a, b, scaled, bool(((gaps.query > allowed.query) | (gaps.key > allowed.key)).any()))
     elif not _same_products(one, two, gaps, allowed, real):
+        factor = stated_factor(one, two, real)
+        if factor is not None:
+            words = name_scale(a.subject, b.subject, one.call, two.call, Scaled((), factor))
+            yield Reason("scale", f"by the scales of their calls {words}", factor=factor)
         yield _inputs(a, b, gaps, allowed, real)
     elif bool((gaps.value > allowed.value).any()):
         heads = tuple(torch.nonzero(gaps.value > allowed.value).flatten().tolist())
@@ -127,7 +140,7 @@ def _given(a: Side, b: Side, gaps: Gaps, allowed: Allowance, real: Tensor) -> It
 def _scale(a: Side, b: Side, scaled: Scaled, carried: bool) -> Reason:
     words, names = name_scale(a.subject, b.subject, a.view.call, b.view.call, scaled), ()
     if carried:
-        words += "; q or k carries it"
+        words += "" if scaled.share else "; q or k carries it"
         names = relevant(differing(a.subject.model, b.subject.model) or (), a.view.call.module)
         words += f": different weights in {_listed(names)}" if names else ""
     return Reason("scale", words, scaled.heads, scaled.factor, scaled.curve, names[:_MOST_NAMES])
@@ -148,8 +161,6 @@ def _same_products(a: View, b: View, gaps: Gaps, allowed: Allowance, real: Tenso
 def _inputs(a: Side, b: Side, gaps: Gaps, allowed: Allowance, real: Tensor) -> Reason:
     """Why q·k differ although the rules agree."""
     one, two = a.view, b.view
-    if not bool(torch.isfinite(gaps.logits).all()):
-        return _named(a, b, Reason("nonfinite", "q or k holds NaN or infinity in one of them and not in the other"), gaps)
     q_apart, k_apart = gaps.query > allowed.query, gaps.key > allowed.key
     permuted = _permuted(one, two, allowed, real, bool(q_apart.any()))
     if permuted is not None:
@@ -163,7 +174,7 @@ def _inputs(a: Side, b: Side, gaps: Gaps, allowed: Allowance, real: Tensor) -> R
             return Reason("position", f"{letter} is turned otherwise by its position: {found.words}")
     heads = tuple(torch.nonzero(q_apart | k_apart).flatten().tolist())
     which = " and ".join(letter for letter, is_apart in (("q", q_apart), ("k", k_apart)) if bool(is_apart.any())) or "q·k"
-    return _named(a, b, Reason("inputs", f"{which} already differ{'s' if len(which) == 1 else ''}, while the rule is the same", heads), gaps)
+    return _named(a, b, Reason("inputs", f"{which} {'differ' if ' and ' in which else 'differs'} already", heads), gaps)
 
 
 def _permuted(a: View, b: View, allowed: Allowance, real: Tensor, q_apart: bool) -> Reason | None:
@@ -185,17 +196,14 @@ def _order(a: Tensor, b: Tensor, allowed: Tensor) -> tuple[int, ...] | None:
     if a.shape != b.shape:
         return None
     room = allowed.max()
-    found = []
+    found, moved = [], False
     for head in range(b.shape[1]):
-        gaps = (a - b[:, head : head + 1]).abs().amax((0, 2, 3))
-        if bool(gaps[head] <= room):
-            found.append(head)
-            continue
-        best = int(gaps.argmin())
-        if not bool(gaps[best] <= room):
+        equal = (a - b[:, head : head + 1]).abs().amax((0, 2, 3)) <= room
+        if not bool(equal.any()):
             return None
-        found.append(best)
-    return None if found == list(range(len(found))) else tuple(found)
+        found.append(int(equal.int().argmax()))  # the first of several that share their keys
+        moved = moved or not bool(equal[head])
+    return tuple(found) if moved else None
 
 
 def _named(a: Side, b: Side, reason: Reason, gaps: Gaps) -> Reason:
@@ -207,7 +215,9 @@ def _named(a: Side, b: Side, reason: Reason, gaps: Gaps) -> Reason:
         return replace(reason, words=f"{reason.words}; all parameters are equal, so it arises in the code before this call")
     near = relevant(names, a.view.call.module)
     cause = "weights" if reason.cause == "inputs" else reason.cause
-    return replace(reason, cause=cause, words=f"{reason.words}: different weights in {_listed(near)}", parameters=near[:_MOST_NAMES])
+    return replace(
+        reason, cause=cause, words=f"{reason.words}: different weights in {_listed(near)}", parameters=near[:_MOST_NAMES]
+    )
 
 
 def _listed(names: tuple[str, ...]) -> str:

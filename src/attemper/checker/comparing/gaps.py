@@ -15,15 +15,15 @@ class Gaps:
     """Largest differences of one pair of calls, [heads] in float64, over real queries and the keys that both see.
 
     Attributes:
-        query, key, value, output: of the elements; inf where the widths differ and nothing can be subtracted, output NaN where
-            a seam does not show it.
+        query, key, value, output: of the elements; inf where the widths differ and nothing can be subtracted, output NaN
+            where a seam does not show it.
         logits: of the logits, of which a row's common offset is taken off where no sink is there to feel it; offset: the largest
             common offset.
         inherited: of logits that A's rule gives for A's and for B's q and k; own: that A's and B's rules give for B's.
         only_a, only_b: pairs that only one of the two sees.
         magnitude: largest |s|·Σ|q||k|; sizes: largest |q|, |k|, |v|, |output| of either.
+        pairs: how many were compared, [heads].
         squares, products: Σ wA² and Σ wA·wB of the scaled products w = s·u, [heads, queries].
-        broken: whether one is finite where the other is not.
     """
 
     query: Tensor
@@ -38,6 +38,7 @@ class Gaps:
     only_b: Tensor
     magnitude: Tensor
     sizes: tuple[float, float, float, float]
+    pairs: Tensor
     squares: Tensor
     products: Tensor
 
@@ -80,26 +81,29 @@ class Allowance:
         return float(share.max()) if share.numel() else 0.0
 
 
-def measure(a: View, b: View, real: Tensor) -> Gaps:
+def measure(a: View, b: View, real: Tensor, *, one_rule: bool = False) -> Gaps:
     """The gaps of a pair of calls of one shape.
 
     Args:
         real: bool [batch, queries], the queries that are no padding.
+        one_rule: the two have one rule, so that all that differs is inherited.
     """
     # A's rule on B's q and k: with A's own scale, in which a factor by position may depend on nothing but the position.
-    own_rule = View(dataclasses.replace(a.call, query=b.call.query, key=b.call.key, value=b.call.value))
+    ruled = b if one_rule else View(dataclasses.replace(a.call, query=b.call.query, key=b.call.key, value=b.call.value))
     heads, queries, keys = a.shape[1:]
     zero = a.query.new_zeros(heads)
     logits, offset, inherited, own, magnitude = zero, zero, zero, zero, zero
-    only_a, only_b = zero.long(), zero.long()
+    only_a, only_b, pairs = zero.long(), zero.long(), zero.long()
     seen = torch.zeros(a.shape[0], keys, dtype=torch.bool, device=a.query.device)
     squares, products = a.query.new_zeros(heads, queries), a.query.new_zeros(heads, queries)
     felt = a.sinks is not None or b.sinks is not None
     for rows in a.tiles():
-        one, two, three = a.logits(rows), b.logits(rows), own_rule.logits(rows)
+        one, two = a.logits(rows), b.logits(rows)
+        three = two if one_rule else ruled.logits(rows)
         counted = real[:, None, rows, None]
         both = one.visible & two.visible & counted
         seen |= both.any(1).any(1)
+        pairs = pairs + _count(both)
         only_a = only_a + _count(one.visible & ~two.visible & counted)
         only_b = only_b + _count(two.visible & ~one.visible & counted)
         apart = torch.where(both, _subtract(two.logits, one.logits), 0.0)
@@ -109,7 +113,7 @@ def measure(a: View, b: View, real: Tensor) -> Gaps:
         own = torch.maximum(own, _largest(torch.where(both, _subtract(two.logits, three.logits), 0.0)))
         inherited = torch.maximum(inherited, _largest(torch.where(both, _subtract(three.logits, one.logits), 0.0)))
         magnitude = torch.maximum(
-            magnitude, _largest(torch.where(both, torch.maximum(a.magnitude(rows), b.magnitude(rows)), 0.0))
+            magnitude, _largest(torch.where(both, _finite(torch.maximum(a.magnitude(rows), b.magnitude(rows))), 0.0))
         )
         first = torch.where(both, one.scaled, 0.0)
         squares[:, rows] = first.square().sum((0, -1))
@@ -135,6 +139,7 @@ def measure(a: View, b: View, real: Tensor) -> Gaps:
             _size(keys_seen, a.value, b.value),
             0.0 if out_a is None or out_b is None else _size(counted, out_a.double(), out_b.double()),
         ),
+        pairs=pairs,
         squares=squares,
         products=products,
     )
@@ -149,7 +154,7 @@ def allowance(gaps: Gaps, peers: list[Gaps], roundoff: float, output_bound: Tens
     """
 
     def allowed(name: str, last: Tensor | float) -> Tensor:
-        own = torch.stack([getattr(peer, name).nan_to_num() for peer in peers]).amax(0) if peers else gaps.logits * 0.0
+        own = torch.stack([_finite(getattr(peer, name)) for peer in peers]).amax(0) if peers else torch.zeros_like(gaps.logits)
         return BUDGET * own + last
 
     q, k, v, output = gaps.sizes
@@ -181,6 +186,11 @@ def _largest(apart: Tensor) -> Tensor:
     return apart.abs().amax((0, 2, 3)) if apart.numel() else apart.new_zeros(apart.shape[1])
 
 
+def _finite(tensor: Tensor) -> Tensor:
+    """0 for what is no number or infinite: it allows for nothing."""
+    return tensor.nan_to_num(0.0, 0.0, 0.0)
+
+
 def _count(pairs: Tensor) -> Tensor:
     return pairs.sum((0, 2, 3))
 
@@ -192,5 +202,5 @@ def _gap(a: Tensor, b: Tensor, counted: Tensor) -> Tensor:
 
 
 def _size(counted: Tensor, *tensors: Tensor) -> float:
-    largest = [float(torch.where(counted, tensor, 0.0).abs().nan_to_num().max()) for tensor in tensors if tensor.numel()]
+    largest = [float(_finite(torch.where(counted, tensor, 0.0)).abs().max()) for tensor in tensors if tensor.numel()]
     return max(largest, default=0.0)

@@ -1,5 +1,6 @@
 """Which call of one model belongs to which of the other: by name where the names match, else by order."""
 
+import functools
 from dataclasses import dataclass
 
 from torch import nn
@@ -24,8 +25,11 @@ class Sequence:
         """Index of the call that belongs to this one, None where there is none."""
         if not self.by_name:
             return call.order if call.order < len(self.calls) else None
-        keys = [key_of(each) for each in self.calls]
-        return keys.index(key_of(call)) if key_of(call) in keys else None
+        return self._places.get(key_of(call))
+
+    @functools.cached_property
+    def _places(self) -> dict[Key, int]:
+        return {key_of(each): place for place, each in enumerate(self.calls)}
 
 
 def sequence(calls: list[AttentionCall], other: nn.Module) -> Sequence:

@@ -17,11 +17,13 @@ from attemper.checker import probes
 from attemper.checker.comparing.applied import Applied, applied, output_bound
 from attemper.checker.comparing.explain import Side, explain
 from attemper.checker.comparing.gaps import Allowance, Gaps, allowance, coarser, measure
+from attemper.checker.comparing.kept import brought, copied
 from attemper.checker.comparing.logits import View
 from attemper.checker.comparing.pairing import Sequence, key_of, sequence, shape_of
+from attemper.checker.comparing.records import PairRow, Parting
 from attemper.checker.comparing.rounding import DRAWS, rounded_anew, unit_roundoff
 from attemper.checker.comparing.sides import load_two
-from attemper.checker.comparing.verdict import Comparison, PairRow, Parting
+from attemper.checker.comparing.verdict import Comparison
 from attemper.checker.inputs import Inputs, prepare
 from attemper.checker.load import Subject
 from attemper.checker.measure import dtype_name, evaluating, padding_mask, run
@@ -39,7 +41,7 @@ def compare(
     inputs_b: Any = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
-    max_tokens: int = 2048,
+    max_tokens: int = 512,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Run two models, or one model in two ways, on the same inputs and say where their attention parts.
@@ -52,7 +54,7 @@ def compare(
         inputs: as `attemper.check` takes them, for both; inputs_b: for B alone, where its arguments have other names.
         attn: the attention implementations of a Hugging Face model, such as ("eager", "sdpa").
         dtypes: what each computes in: "auto", "float32", "float16" or "bfloat16"; None: float32, and modules as they are.
-        allow_pickle, trust_remote_code, max_tokens, progress: as in `attemper.check`.
+        allow_pickle, trust_remote_code, progress: as in `attemper.check`. max_tokens: texts are cut to this length.
 
     Returns:
         The comparison; `str()` of it is what the command prints, `exit_code()` what it returns.
@@ -116,7 +118,8 @@ class _Comparing:
         kept_is_b = _roundoff(self.b.subject) > _roundoff(self.a.subject)
         first, second = (self.b, self.a) if kept_is_b else (self.a, self.b)
         tell(f"running {first.subject.name}")
-        calls = _keep(first)
+        calls: list[AttentionCall] = []
+        first.watch(lambda call: calls.append(copied(call, calls[-1].attn_mask if calls else None)))
         peers: list[list[Gaps]] = [[] for _ in calls]
         for draw in range(DRAWS):
             tell(f"running it with its roundings drawn anew, {draw + 1} of {DRAWS}")
@@ -134,7 +137,8 @@ class _Comparing:
                 return
             met.append(place)
             other = pairs.calls[place]
-            self._pair(place, *((call, other) if kept_is_b else (other, call)), peers[place])
+            here = brought(call, other)
+            self._pair(place, *((here, other) if kept_is_b else (other, here)), peers[place])
 
         second.watch(observe)
         missing = sorted(set(range(len(calls))) - set(met))
@@ -147,14 +151,13 @@ class _Comparing:
         def observe(call: AttentionCall) -> None:
             if call.order < len(calls) and shape_of(call) == shape_of(calls[call.order]):
                 kept = calls[call.order]
-                peers[call.order].append(measure(View(kept), View(_at(call, kept)), self._real(kept, kept)))
+                peers[call.order].append(measure(View(kept), View(brought(call, kept)), self._real(kept, kept), one_rule=True))
 
         with rounded_anew(ran.subject.model, seed):
             ran.watch(observe)
 
     def _pair(self, place: int, a: AttentionCall, b: AttentionCall, peers: list[Gaps]) -> None:
         """Measure one pair; keep it if it is the first that is apart by the rules that its calls applied."""
-        a, b = (a, _at(b, a)) if a.query.device.type == "cpu" else (_at(a, b), b)
         real = self._real(a, b)
         one, two = View(a), View(b)
         gaps = measure(one, two, real)
@@ -168,12 +171,12 @@ class _Comparing:
                 allowed = _allowed(one, two, gaps, peers, real)
                 parts = allowed.parts(gaps)
             if parts:
-                keep = [replace(did, call=_copied(did.call, None)) for did in (did_a, did_b)]
+                keep = [replace(did, call=copied(did.call)) for did in (did_a, did_b)]
                 self.apart = _Apart(place, keep[0], keep[1], gaps, allowed, real)
         self.rows[place] = _row(a, b, one, gaps, allowed, parts)
 
     def _real(self, a: AttentionCall, b: AttentionCall) -> Tensor:
-        """bool [batch, queries]: those that are no padding, by the inputs' own mask where it is about them, else by the calls'."""
+        """bool [batch, queries]: those that are no padding, by the inputs' own mask where it is about them, or by the calls'."""
         stated = self._padding(a, a.query.shape[-2])
         if stated is not None:
             return stated.to(a.query.device)
@@ -219,34 +222,6 @@ class _Comparing:
         )
 
 
-def _keep(ran: _Ran) -> list[AttentionCall]:
-    """Run a model and keep its calls on the CPU; layers that share a mask share the copy."""
-    calls: list[AttentionCall] = []
-    ran.watch(lambda call: calls.append(_copied(call, calls[-1].attn_mask if calls else None)))
-    return calls
-
-
-def _copied(call: AttentionCall, mask: Tensor | None) -> AttentionCall:
-    def copied(given: Any) -> Any:
-        return given.detach().to("cpu", copy=True) if isinstance(given, Tensor) else given
-
-    own = call.attn_mask
-    same = mask is not None and own is not None and own.shape == mask.shape and own.dtype == mask.dtype
-    shared = mask if same and mask is not None and own is not None and torch.equal(own.cpu(), mask) else copied(own)
-    names = ("query", "key", "value", "scale", "scale_given", "sinks", "output")
-    return replace(call, attn_mask=shared, **{name: copied(getattr(call, name)) for name in names})
-
-
-def _at(call: AttentionCall, other: AttentionCall) -> AttentionCall:
-    """The call on the device of the other."""
-    device = other.query.device
-    if call.query.device == device:
-        return call
-    names = ("query", "key", "value", "attn_mask", "scale", "scale_given", "sinks", "output")
-    values = {name: getattr(call, name) for name in names}
-    return replace(call, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
-
-
 def _allowed(a: View, b: View, gaps: Gaps, peers: list[Gaps], real: Tensor) -> Allowance:
     return allowance(gaps, peers, coarser(a, b), output_bound(a, real) + output_bound(b, real))
 
@@ -280,7 +255,8 @@ def _sequence_fault(call: AttentionCall, place: int | None, pairs: Sequence, kep
     other = pairs.calls[place]
     if shape_of(call) != shape_of(other) or call.query.shape[-1] == 0:
         shapes = [shape_of(each) for each in ((other, call) if not kept_is_b else (call, other))]
-        return f"at {_place(other)} the calls have other shapes: (batch, heads, queries, keys) is {shapes[0]} in A and {shapes[1]} in B"
+        words = f"at {_place(other)} the calls have other shapes"
+        return f"{words}: (batch, heads, queries, keys) is {shapes[0]} in A and {shapes[1]} in B"
     return ""
 
 

@@ -57,6 +57,22 @@ def scaled_by(a: View, b: View, gaps: Gaps, allowed: Allowance, real: Tensor) ->
     return _in_part(a, b, gaps, allowed, real)
 
 
+def stated_factor(a: View, b: View, real: Tensor) -> float | None:
+    """The ratio of the two calls' scales where q and k differ and no factor explains that; None if it is 1, not one number, or
+    taken back by the size of q and k.
+    """
+    if a.scale.numel() != 1 or b.scale.numel() != 1 or bool((a.scale == 0).any()):
+        return None
+    factor = float(b.scale / a.scale)
+    sizes = [
+        float(torch.where(real[:, None, :, None], view.query, 0.0).square().mean() * view.key.square().mean()) for view in (a, b)
+    ]
+    if abs(factor - 1) <= _SAME or factor <= 0 or min(sizes) <= 0:
+        return None
+    carried = 0.5 * math.log(sizes[1] / sizes[0])
+    return factor if abs(math.log(factor) + carried) > 0.5 * abs(math.log(factor)) else None
+
+
 def name_scale(a: Subject, b: Subject, call_a: AttentionCall, call_b: AttentionCall, scaled: Scaled) -> str:
     """The factor in words, with the likely mistake."""
     if scaled.curve:
@@ -117,8 +133,8 @@ def _stated(a: View, b: View) -> Tensor | None:
 
 
 def _noise(gaps: Gaps, allowed: Allowance) -> Tensor:
-    """How far rounding alone may take a head's factor from 1: the allowance in units of its products' size, [heads]."""
-    rms = gaps.squares.sum(-1).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+    """How far rounding alone may take a head's factor from 1: by Cauchy-Schwarz, the allowance over their RMS, [heads]."""
+    rms = (gaps.squares.sum(-1) / gaps.pairs.clamp(min=1)).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
     return (allowed.logits / rms).clamp_min(_SAME)
 
 
@@ -158,5 +174,3 @@ def _in_part(a: View, b: View, gaps: Gaps, allowed: Allowance, real: Tensor) -> 
     if bool(((some - some.mean()).abs() > _NAMED * some.mean().abs()).any()):
         return None
     return Scaled(tuple(range(a.shape[1])), float(some.mean()), (), (), (int(moved[0]), int(moved[-1])))
-
-

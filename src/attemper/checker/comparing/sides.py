@@ -3,14 +3,13 @@
 import copy
 import os
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
 from attemper.checker.load import Subject, load
 from attemper.checker.options import Options, one_line
 from attemper.errors import ArgumentError, LoadError
-
-Model = "str | os.PathLike[str] | nn.Module"
 
 
 def load_two(
@@ -43,7 +42,7 @@ def _with_attention(subject: Subject, attn: str | None) -> Subject:
         return subject
     if "/" in attn:
         raise LoadError(f"attn: {attn!r} names code on the Hub, which is not fetched; expected the name of an implementation")
-    switch = getattr(subject.model, "set_attn_implementation", None)
+    switch: Any = getattr(subject.model, "set_attn_implementation", None)
     if switch is None or subject.config is None:
         raise LoadError(f"attn: {subject.name} has no implementations to choose from; expected a Hugging Face model")
     try:

@@ -2,20 +2,20 @@
 
 import textwrap
 
-from attemper.checker.comparing.verdict import Comparison, PairRow
+from attemper.checker.comparing.records import Outcome, PairRow
 from attemper.report.layout import number
 from attemper.report.names import safe
 
 WIDTH = 120
 COLUMNS = ("layer", "heads", "factor", "inherited", "own", "logits differ", "allowed", "share", "output differs", "")
 LEGEND = (
-    "factor: least squares of B's s·q·k on A's. inherited: what A's rule makes of A's and of B's q and k; own: what the two rules make of "
-    "B's q and k. logits differ: by how much at most, a row's common offset apart. allowed: what rounding explains, in the same head; "
-    "share: of it. <- beyond it."
+    "factor: least squares of B's s·q·k on A's. inherited: what A's rule makes of A's and of B's q and k; own: what the two "
+    "rules make of B's q and k. logits differ: by how much at most, a row's common offset apart. allowed: what rounding "
+    "explains, in the same head; share: of it. <- beyond it."
 )
 
 
-def plain_text(comparison: Comparison) -> str:
+def plain_text(comparison: Outcome) -> str:
     """The whole comparison."""
     dtypes = comparison.dtypes
     head = [
@@ -41,7 +41,10 @@ def _table(rows: tuple[PairRow, ...]) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
     text = []
     for line in lines:
-        cells = [cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(zip(line, widths, strict=True))]
+        cells = [
+            cell.ljust(width) if not column else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
         text.append("  ".join(cells).rstrip())
     return "\n".join([text[0], "-" * len(text[0]), *text[1:], _wrapped(LEGEND, "")])
 
@@ -66,7 +69,7 @@ def _cells(row: PairRow) -> list[str]:
     ]
 
 
-def _verdict(comparison: Comparison) -> str:
+def _verdict(comparison: Outcome) -> str:
     parting, rows = comparison.parting, comparison.rows
     if parting is None:
         if not rows:
@@ -74,22 +77,29 @@ def _verdict(comparison: Comparison) -> str:
         if comparison.equal:
             return f"Alike: {len(rows)} pairs of attention calls, and no difference at all."
         top = max(rows, key=lambda row: row.share)
-        grown = f"The difference of the logits goes from {_small(rows[0].logits)} in the first call to {_small(rows[-1].logits)} in the last."
-        return _wrapped(
-            f"Alike: {len(rows)} pairs of attention calls differ by rounding alone; at most {top.share:.0%} of what it explains is used, "
-            f"in {safe(top.a) or 'the model itself'}. {grown}",
-            "",
+        words = (
+            f"Alike: {len(rows)} pairs of attention calls differ by rounding alone; at most {top.share:.0%} of what it "
+            f"explains is used, in {safe(top.a) or 'the model itself'}. The difference of the logits goes from "
+            f"{_small(rows[0].logits)} in the first call to {_small(rows[-1].logits)} in the last."
         )
-    where = "after the last pair of calls" if parting.row >= len(rows) else "at the first pair of calls"
+        return _wrapped(words, "")
+    where = "after the last pair of calls" if rows else "before any pair of calls"
     if parting.row < len(rows):
         row = rows[parting.row]
-        where = safe(row.a) or "the model itself"
+        where = f"at {safe(row.a) or 'the model itself'}"
         where += f" (B: {safe(row.b) or 'the model itself'})" if row.b != row.a else ""
         where += f", call {row.call}" if row.call else ""
-        heads = "all heads" if len(parting.heads) == row.heads else f"head{'s' if len(parting.heads) > 1 else ''} {', '.join(map(str, parting.heads))}"
+        heads = (
+            "all heads"
+            if len(parting.heads) == row.heads
+            else f"head{'s' if len(parting.heads) > 1 else ''} {', '.join(map(str, parting.heads))}"
+        )
         where += f", {heads}" if parting.heads else ""
     factor = f", factor {number(parting.factor)}" if parting.factor is not None else ""
-    lines = [_wrapped(f"They part at {where}: {parting.cause}{factor}.", ""), _wrapped(safe(_sentence(parting.explanation)), "  ")]
+    lines = [
+        _wrapped(f"They part {where}: {parting.cause}{factor}.", ""),
+        _wrapped(safe(_sentence(parting.explanation)), "  "),
+    ]
     lines += [_wrapped(f"also: {safe(_sentence(each))}", "  ") for each in parting.also]
     return "\n".join(lines)
 

@@ -1,0 +1,90 @@
+"""Plain records of a comparison: one row for each pair of calls, and where and why the two part."""
+
+from dataclasses import dataclass, field
+
+ALIKE, PART, NOTHING_SEEN = 0, 1, 3  # 2: could not run
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """One pair of calls.
+
+    Attributes:
+        a, b: the modules that made them; call: how many calls that module of A made before.
+        heads: how many.
+        factor: least squares of B's s·q·k on A's, over all heads; factors: head by head.
+        inherited: largest difference of logits that comes with q and k; own: that A's and B's rules make of the same q and k.
+        logits: largest difference of logits; allowed: what rounding explains of it, for the head that uses most.
+        share: largest share of the allowance used by any head; output: largest difference of the outputs, None where not seen.
+        parts: what is beyond the allowance: "visible", "logits", "value", "output".
+    """
+
+    a: str
+    b: str
+    call: int
+    heads: int
+    factor: float
+    factors: tuple[float, ...]
+    inherited: float
+    own: float
+    logits: float
+    allowed: float
+    share: float
+    output: float | None
+    parts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first place where the two part beyond rounding, and why.
+
+    Attributes:
+        row: index of the row; heads: those that part.
+        cause: "scale", "position", "mask", "softcap", "sinks", "bias", "heads", "weights", "values", "inputs", "nonfinite",
+            "sequence" or "unknown".
+        factor: by which B's scaled products are larger, where one factor explains them; None otherwise.
+        curve: the factor by query position, where it depends on it; () otherwise.
+        explanation: in words; also: further differences at the same place, each in words.
+        parameters: names of parameters that differ, the first few.
+    """
+
+    row: int
+    heads: tuple[int, ...]
+    cause: str
+    factor: float | None
+    explanation: str
+    curve: tuple[float, ...] = ()
+    also: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was found; `Comparison` adds its forms as text and as JSON.
+
+    Attributes:
+        a, b: the two, in words; inputs: what they were run on; dtypes: what each computed in.
+        rows: one for each pair of attention calls, in A's order.
+        parting: where they part first, None where all is within rounding.
+        unseen: (module, reason) of attention that was not compared; notes: what a reader should know.
+    """
+
+    a: str
+    b: str
+    inputs: str
+    dtypes: tuple[str, str]
+    rows: tuple[PairRow, ...]
+    parting: Parting | None
+    unseen: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs at all, not even by rounding."""
+        return self.parting is None and all(row.logits == row.own == 0 and not row.output for row in self.rows)
+
+    def exit_code(self) -> int:
+        """0 alike within rounding, 1 they part, 3 no attention was seen in either."""
+        if self.parting is not None:
+            return PART
+        return ALIKE if self.rows else NOTHING_SEEN

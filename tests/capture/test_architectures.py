@@ -60,6 +60,8 @@ def test_a_record_reproduces_what_the_attention_function_gave(name: str, attn: s
     assert len(calls) == len(results) > 0
     for call, result in zip(calls, results, strict=True):
         agrees(call, result)
+        assert call.output is not None
+        assert torch.equal(call.output, result)
 
 
 @pytest.mark.parametrize("name", BYPASSING)

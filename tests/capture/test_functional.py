@@ -133,6 +133,8 @@ def test_dropout_draws_the_same_numbers() -> None:
 def test_other_numbers_of_dimensions(leading: tuple[int, ...], shape: tuple[int, int]) -> None:
     mask = torch.rand(*leading[-1:], 1, QUERIES, KEYS) < 0.7
     output, (call,) = seen(Block(F.scaled_dot_product_attention, attn_mask=mask), *qkv(*leading))
+    assert call.output is not None
+    assert torch.equal(call.output.reshape(output.shape), output)
     assert call.query.shape == (*shape, QUERIES, WIDTH)
     agrees(call, output.reshape(*shape, QUERIES, 4))
 

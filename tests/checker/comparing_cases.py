@@ -162,6 +162,22 @@ def ported() -> nn.Module:
     return Small(1, ("wq", "wk", "wv"), scale=WIDTH**-0.5 * WIDTH**-0.5)
 
 
+def hostile() -> nn.Module:
+    """One layer, whose name would turn a terminal red."""
+    model = Small()
+    layer = model.layers[0]
+    model.layers = nn.Sequential()
+    model.layers.add_module("\x1b[31m", layer)
+    return model
+
+
+def blind() -> nn.Module:
+    """A model without attention."""
+    model = Small()
+    model.layers = nn.Sequential(nn.Linear(HEADS * WIDTH, 1))
+    return model
+
+
 class Cached(nn.Module):
     """Attention of few queries over more keys, by a rule of alignment."""
 

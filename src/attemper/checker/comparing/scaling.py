@@ -88,7 +88,9 @@ def name_scale(a: Subject, b: Subject, call_a: AttentionCall, call_b: AttentionC
     if scaled.share is not None:
         first, last = scaled.share
         return f"{words}, in dimensions {first} to {last} of {call_a.query.shape[-1]} alone: a factor on that part of q or k"
-    verdicts = [f"{name}: {cause}" for name, side, call in (("A", a, call_a), ("B", b, call_b)) for cause in _causes(side, call)]
+    verdicts = [
+        f"{name}'s scale: {cause}" for name, side, call in (("A", a, call_a), ("B", b, call_b)) for cause in _causes(side, call)
+    ]
     if verdicts:
         return f"{words} ({'; '.join(verdicts)})"
     known = _known(scaled.factor, call_a)

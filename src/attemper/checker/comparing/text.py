@@ -79,16 +79,15 @@ def _verdict(comparison: Outcome) -> str:
         top = max(rows, key=lambda row: row.share)
         words = (
             f"Alike: {len(rows)} pairs of attention calls differ by rounding alone; at most {top.share:.0%} of what it "
-            f"explains is used, in {safe(top.a) or 'the model itself'}. The difference of the logits goes from "
+            f"explains is used, in {_place(top)}. The difference of the logits goes from "
             f"{_small(rows[0].logits)} in the first call to {_small(rows[-1].logits)} in the last."
         )
         return _wrapped(words, "")
     where = "after the last pair of calls" if rows else "before any pair of calls"
     if parting.row < len(rows):
         row = rows[parting.row]
-        where = f"at {safe(row.a) or 'the model itself'}"
+        where = f"at {_place(row)}"
         where += f" (B: {safe(row.b) or 'the model itself'})" if row.b != row.a else ""
-        where += f", call {row.call}" if row.call else ""
         heads = (
             "all heads"
             if len(parting.heads) == row.heads
@@ -102,6 +101,10 @@ def _verdict(comparison: Outcome) -> str:
     ]
     lines += [_wrapped(f"also: {safe(_sentence(each))}", "  ") for each in parting.also]
     return "\n".join(lines)
+
+
+def _place(row: PairRow) -> str:
+    return (safe(row.a) or "the model itself") + (f" call {row.call}" if row.call else "")
 
 
 def _sentence(words: str) -> str:

@@ -71,9 +71,10 @@ def test_commands_in_the_documents_exist() -> None:
             assert not option.startswith("-") or option in text, f"{path}: attemper {verb} --help does not know {option}"
 
 
-def test_options_of_check_are_in_its_document() -> None:
-    options = set(re.findall(r"--[a-z][a-z-]+", help_of("check"))) - {"--help"}
-    text = (ROOT / "docs" / "check.md").read_text("utf-8")
+@pytest.mark.parametrize("verb", ["check", "compare"])
+def test_options_of_a_command_are_in_its_document(verb: str) -> None:
+    options = set(re.findall(r"--[a-z][a-z-]+", help_of(verb))) - {"--help"}
+    text = (ROOT / "docs" / f"{verb}.md").read_text("utf-8")
     assert options
     assert not {option for option in options if f"`{option}" not in text}
 

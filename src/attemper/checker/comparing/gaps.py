@@ -17,8 +17,7 @@ class Gaps:
     Attributes:
         query, key, value, output: of the elements; inf where the widths differ and nothing can be subtracted, output NaN
             where a seam does not show it.
-        logits: of the logits, of which a row's common offset is taken off where no sink is there to feel it; offset: the largest
-            common offset.
+        logits: of the logits, of which a row's common offset is taken off where no sink is there to feel it.
         inherited: of logits that A's rule gives for A's and for B's q and k; own: that A's and B's rules give for B's.
         only_a, only_b: pairs that only one of the two sees.
         magnitude: largest |s|·Σ|q||k|; sizes: largest |q|, |k|, |v|, |output| of either.
@@ -31,7 +30,6 @@ class Gaps:
     value: Tensor
     output: Tensor
     logits: Tensor
-    offset: Tensor
     inherited: Tensor
     own: Tensor
     only_a: Tensor
@@ -46,12 +44,6 @@ class Gaps:
     def factor(self) -> Tensor:
         """Least squares of B's scaled products on A's, [heads]; NaN where A's are 0."""
         return self.products.sum(-1) / self.squares.sum(-1)
-
-    @property
-    def nothing(self) -> bool:
-        """Whether the two are equal, bit by bit as far as it was looked at."""
-        gaps = (self.query, self.key, self.value, self.logits, self.own, self.only_a, self.only_b, self.output.nan_to_num())
-        return all(not bool(gap.any()) for gap in gaps)
 
 
 @dataclass(frozen=True)
@@ -75,11 +67,6 @@ class Allowance:
         }
         return tuple(name for name, is_beyond in beyond.items() if is_beyond)
 
-    def share(self, gaps: Gaps) -> float:
-        """The largest share of the allowance for the logits that any head uses."""
-        share = torch.where(gaps.logits > 0, gaps.logits / self.logits, 0.0)
-        return float(share.max()) if share.numel() else 0.0
-
 
 def measure(a: View, b: View, real: Tensor, *, one_rule: bool = False) -> Gaps:
     """The gaps of a pair of calls of one shape.
@@ -92,7 +79,7 @@ def measure(a: View, b: View, real: Tensor, *, one_rule: bool = False) -> Gaps:
     ruled = b if one_rule else View(dataclasses.replace(a.call, query=b.call.query, key=b.call.key, value=b.call.value))
     heads, queries, keys = a.shape[1:]
     zero = a.query.new_zeros(heads)
-    logits, offset, inherited, own, magnitude = zero, zero, zero, zero, zero
+    logits, inherited, own, magnitude = zero, zero, zero, zero
     only_a, only_b, pairs = zero.long(), zero.long(), zero.long()
     seen = torch.zeros(a.shape[0], keys, dtype=torch.bool, device=a.query.device)
     squares, products = a.query.new_zeros(heads, queries), a.query.new_zeros(heads, queries)
@@ -108,7 +95,6 @@ def measure(a: View, b: View, real: Tensor, *, one_rule: bool = False) -> Gaps:
         only_b = only_b + _count(two.visible & ~one.visible & counted)
         apart = torch.where(both, _subtract(two.logits, one.logits), 0.0)
         common = apart.sum(-1, keepdim=True) / both.sum(-1, keepdim=True).clamp(min=1)
-        offset = torch.maximum(offset, _largest(common))
         logits = torch.maximum(logits, _largest(apart if felt else torch.where(both, apart - common, 0.0).nan_to_num(torch.inf)))
         own = torch.maximum(own, _largest(torch.where(both, _subtract(two.logits, three.logits), 0.0)))
         inherited = torch.maximum(inherited, _largest(torch.where(both, _subtract(three.logits, one.logits), 0.0)))
@@ -127,7 +113,6 @@ def measure(a: View, b: View, real: Tensor, *, one_rule: bool = False) -> Gaps:
         value=_gap(a.value, b.value, keys_seen),
         output=zero + torch.nan if out_a is None or out_b is None else _gap(out_a.double(), out_b.double(), counted),
         logits=logits,
-        offset=offset,
         inherited=inherited,
         own=own,
         only_a=only_a,

@@ -1,7 +1,6 @@
 """Whether a factor explains the difference of two calls' s·q·k, whichever of scale, q and k carries it, and what to call it."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -88,19 +87,18 @@ def name_scale(a: Subject, b: Subject, call_a: AttentionCall, call_b: AttentionC
     if scaled.share is not None:
         first, last = scaled.share
         return f"{words}, in dimensions {first} to {last} of {call_a.query.shape[-1]} alone: a factor on that part of q or k"
-    verdicts = [
-        f"{name}'s scale: {cause}" for name, side, call in (("A", a, call_a), ("B", b, call_b)) for cause in _causes(side, call)
-    ]
-    if verdicts:
-        return f"{words} ({'; '.join(verdicts)})"
+    causes = {name: _causes(side, call) for name, side, call in (("A", a, call_a), ("B", b, call_b))}
+    if causes["A"] != causes["B"]:  # what is odd about both alike is not what tells them apart
+        said = [f"{name}'s scale: {cause}" for name, those in causes.items() for cause in those]
+        return f"{words} ({'; '.join(said)})"
     known = _known(scaled.factor, call_a)
     return f"{words} ({known})" if known else words
 
 
-def _causes(side: Subject, call: AttentionCall) -> Iterator[str]:
+def _causes(side: Subject, call: AttentionCall) -> tuple[str, ...]:
     """What `check` would say of the scale of this call, once."""
     said = {verdict.cause for _, verdict, _ in judged(side.model, side.config, call.module, measure_call(call))}
-    yield from sorted(said)
+    return tuple(sorted(said))
 
 
 def _known(factor: float, call: AttentionCall) -> str:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from attemper.capture import huggingface, own
+from attemper.capture.eager import EagerSeam
 from attemper.capture.functional import FunctionalSeam
 from attemper.capture.multihead import MultiheadSeam
 from attemper.capture.record import AttentionCall, Unseen
@@ -76,8 +77,9 @@ class Capture:
             model, observer, follow = self._begin
             self._begin, self._model = None, model
             recorder = self._recorder = Recorder(model, observer, follow)
-            mode = FunctionalSeam(recorder)
-            recorder.switch = mode.switch
+            eager = EagerSeam(recorder, model)
+            mode = FunctionalSeam(recorder, eager.notice)
+            recorder.switch, recorder.forget = mode.switch, eager.forget
             if _is_compiled(model):
                 self._stack.enter_context(torch.compiler.set_stance("force_eager"))
             self._stack.enter_context(huggingface.installed(recorder))

@@ -2,17 +2,18 @@
 
 A torch function mode sees the one built-in function behind every name of it, with its arguments as they were given; the
 function itself runs unchanged. While a mode is entered, torch switches the fused paths of its own transformer modules off,
-and their outputs change by rounding; so those modules lift it (see multihead). The mode also notices a softmax over logits
-in code that no seam reaches.
+and their outputs change by rounding; so those modules lift it (see multihead). Every other function is shown to the seam of
+eager code (see eager).
 """
 
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from attemper.capture.multihead import tell_functional
@@ -23,18 +24,22 @@ _SDPA = {
     torch.ops.aten.scaled_dot_product_attention,
     torch.ops.aten.scaled_dot_product_attention.default,
 }
-_SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
 _NORM = {F.layer_norm, F.rms_norm, F.normalize, torch.layer_norm, torch.rms_norm}
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _MULTIHEAD = inspect.signature(F.multi_head_attention_forward)
 
 
 class FunctionalSeam(TorchFunctionMode):
-    """Tells the recorder of attention calls; every function runs as it would have."""
+    """Tells the recorder of attention calls; every function runs as it would have.
 
-    def __init__(self, recorder: Recorder) -> None:
+    Args:
+        others: shown every other function: the function, its arguments by position and by name, and its output.
+    """
+
+    def __init__(self, recorder: Recorder, others: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]) -> None:
         super().__init__()
         self.recorder = recorder
+        self.others = others
         self.entered = False
 
     def switch(self, on: bool) -> bool:
@@ -60,12 +65,12 @@ class FunctionalSeam(TorchFunctionMode):
             self._tell(dict(zip(_ARGUMENTS, args, strict=False)) | kwargs, output)
         elif func is _MULTIHEAD_FORWARD:
             tell_functional(self.recorder, None, _MULTIHEAD.bind(*args, **kwargs).arguments)
-        elif func in _SOFTMAX:
-            self._softmax(args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs.get("dim"))
-        elif self.recorder.follow and func in _NORM:
-            self.recorder.keep("norm", output)
         elif getattr(func, "__name__", "") == "flex_attention":
             self.recorder.refuse(self.recorder.running(), "it calls flex_attention, which capture does not describe")
+        else:
+            if self.recorder.follow and func in _NORM:
+                self.recorder.keep("norm", output)
+            self.others(func, args, kwargs, output)
 
     def _tell(self, given: dict[str, Any], output: Tensor) -> None:
         recorder = self.recorder
@@ -91,19 +96,6 @@ class FunctionalSeam(TorchFunctionMode):
             self_attention=not crosses(recorder, name),
             output=_four(output, leading),
         )
-
-    def _softmax(self, logits: Tensor, dim: int | None) -> None:
-        if dim not in (-1, logits.ndim - 1):
-            return
-        # Routers and samplers have fewer dimensions; heads folded into the batch give [batch·heads, queries, keys].
-        square = logits.ndim == 3 and logits.shape[-2] == logits.shape[-1] > 1
-        if logits.ndim < 4 and not square:
-            return
-        frames = self.recorder.frames
-        if frames and isinstance(frames[-1].module, nn.Softmax):
-            frames = frames[:-1]
-        if frames:
-            self.recorder.softmaxes.add(frames[-1].name)
 
 
 _MULTIHEAD_FORWARD = F.multi_head_attention_forward

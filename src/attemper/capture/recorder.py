@@ -48,9 +48,11 @@ class Recorder:
         self.calls = 0
         self.ran: Counter[str] = Counter()
         self.covered: set[str] = set()  # modules with a call in them or below
-        self.softmaxes: set[str] = set()  # modules whose own code ran a softmax over logits
+        self.softmaxes: dict[str, str] = {}  # modules whose own code ran a softmax over logits, and why that was not told
+        self.doubts: list[tuple[str, Tensor]] = []  # calls that were told, and whether their record does not agree with the model
         self.refused: dict[str, str] = {}  # calls that no record can describe
         self.switch: Callable[[bool], bool] = lambda on: on  # enters or lifts the torch function mode, and says how it was
+        self.forget: Callable[[], None] = lambda: None  # called when the outermost module returned
         self._made: Counter[str] = Counter()
         self._quiet = False
         self._thread = threading.get_ident()
@@ -98,6 +100,8 @@ class Recorder:
                     self.switch(found)
                 if self.follow and self.frames:
                     self._keep(module, output)
+                if not self.frames:
+                    self.forget()
                 return
 
     def _keep(self, module: nn.Module, output: Any) -> None:
@@ -140,6 +144,8 @@ class Recorder:
             self._cover(name)
             if self.follow:
                 fields |= self._origins(query, key, exact)
+            if isinstance(fields.get("mismatch"), Tensor):
+                self.doubts.append((name, fields["mismatch"]))
             record = AttentionCall(name, call, order, query=query, key=key, value=value, **fields)
             with without_autocast(query.device):
                 self.observer(record)

@@ -23,7 +23,10 @@ def find_unseen(model: nn.Module, recorder: Recorder) -> tuple[Unseen, ...]:
         elif name in recorder.refused:
             reasons[name] = recorder.refused[name]
         elif name in recorder.softmaxes and name not in recorder.covered:
-            reasons[name] = "it computes its attention in its own code: a softmax over logits ran, and no call that capture sees"
+            reasons[name] = recorder.softmaxes[name]
+    for name, mismatch in recorder.doubts:
+        if bool(mismatch):
+            reasons[name] = "what was read of its own code does not give the logits that its softmax received: disregard its call"
     if "" in recorder.refused:
         reasons[""] = recorder.refused[""]
     alike = {name: module for name, module in model.named_modules() if _is_attention(module) and name not in recorder.covered}

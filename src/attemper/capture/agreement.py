@@ -47,6 +47,7 @@ def disagreement(
         described_logits, hidden = capped + bias, bias <= HIDDEN
     eps = _eps(chain, query)
     allowed = eps * (2 * size + (len(chain.steps) + 2) * (capped.abs() + logits.abs() + (described_logits - capped).abs()))
+    allowed = allowed + 4 * torch.finfo(chain.coarsest).tiny
     close = (described_logits - logits).abs() <= allowed
     overflown = (logits == torch.inf) & (described_logits > torch.finfo(chain.coarsest).max / 2)
     return ~(close | logits.isnan() | (hidden & (logits <= HIDDEN)) | overflown).all()

@@ -57,7 +57,7 @@ class Arrangement:
 
     def logits(self, chain: Chain) -> "tuple[float | Tensor, float | Tensor | None, Tensor | None]":
         """Scale, softcap and bias of the chain: numbers, or tensors that broadcast to [batch, heads, queries(, keys)]."""
-        scale, softcap, bias = formula(chain, self.axes, self.order)
+        scale, softcap, bias = formula(chain, self.axes, self.order, len(self.runs[3]))
         bias = None if bias is None else self.fold(bias)
         softcap = self.fold(softcap) if isinstance(softcap, Tensor) else softcap
         return self.fold(scale) if isinstance(scale, Tensor) else scale, softcap, bias

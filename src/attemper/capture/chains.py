@@ -256,8 +256,15 @@ class Formula(NamedTuple):
     bias: Tensor | None
 
 
-def formula(chain: Chain, axes: Axes, order: Sequence[int]) -> Formula:
-    """The steps of a chain as one formula. `axes` may be later ones than the chain's own."""
+def formula(chain: Chain, axes: Axes, order: Sequence[int], keys: int) -> Formula:
+    """The steps of a chain as one formula.
+
+    A factor that differs by key is held to be a mask of zeros and ones, as in w·m + (1 − m)·(−10⁴): it acts on the bias alone, and the
+    comparison at the end shows where it was something else.
+
+    Args:
+        axes: the chain's own or later ones; order: of all axes; keys: how many of them, at the end, are the keys'.
+    """
     scale: Operand = 1.0
     before: Operand | None = None
     bias: Tensor | None = None
@@ -272,7 +279,8 @@ def formula(chain: Chain, axes: Axes, order: Sequence[int]) -> Formula:
     for kind, groups, operand, factor, where, unless in chain.steps:
         own = laid(operand, groups)
         if kind == "multiply":
-            scale, bias = scale * own, None if bias is None else bias * own
+            by_key = isinstance(own, Tensor) and max(own.shape[len(order) - keys :], default=1) > 1
+            scale, bias = scale if by_key else scale * own, None if bias is None else bias * own
         elif kind == "divide":
             scale, bias = scale / own, None if bias is None else bias / own
         elif kind == "add":

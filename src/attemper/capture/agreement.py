@@ -22,7 +22,11 @@ def stride(queries: int) -> int:
 
 
 def disagreement(
-    logits: Tensor, query: Tensor, key: Tensor, chain: Chain, described: tuple[float | Tensor, float | Tensor | None, Tensor | None]
+    logits: Tensor,
+    query: Tensor,
+    key: Tensor,
+    chain: Chain,
+    described: tuple[float | Tensor, float | Tensor | None, Tensor | None],
 ) -> Tensor:
     """Whether any sampled logit differs from cap(scale · q·k) + bias by more than rounding: bool, no dimension, on the device.
 

@@ -47,7 +47,9 @@ class Arrangement:
     def operand(self, tensor: Tensor, groups: Sequence[Group], tokens: int, width: Group) -> Tensor:
         """A factor as [batch, its own heads, tokens, width]; `tokens` is 2 for queries and 3 for keys."""
         batch, heads, run = self.runs[0], self.runs[1], self.runs[tokens]
-        own = {axis for length, group in zip(tensor.shape, groups, strict=True) if length != 1 for axis in self.axes.leaves(group)}
+        own = {
+            axis for length, group in zip(tensor.shape, groups, strict=True) if length != 1 for axis in self.axes.leaves(group)
+        }
         shared = next((place for place in range(len(heads), 0, -1) if heads[place - 1] in own), 0)
         if tokens == 3:
             heads = heads[:shared]  # grouped heads: the queries' own are the last part of the run

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from attemper.capture import huggingface, own
+from attemper.capture import flash, flex, huggingface, own
 from attemper.capture.eager import EagerSeam
 from attemper.capture.functional import FunctionalSeam
 from attemper.capture.multihead import MultiheadSeam
@@ -85,6 +85,8 @@ class Capture:
             self._stack.enter_context(huggingface.installed(recorder))
             self._stack.enter_context(MultiheadSeam(recorder).installed())
             self._stack.enter_context(own.installed(recorder))
+            self._stack.enter_context(flex.installed(recorder, model))
+            self._stack.enter_context(flash.installed(recorder, model))
             self._stack.callback(register_module_forward_pre_hook(recorder.enter).remove)
             self._stack.callback(register_module_forward_hook(recorder.leave, always_call=True).remove)
             self._stack.callback(mode.switch, False)

@@ -15,13 +15,16 @@ from torch import Tensor, nn
 
 from attemper.capture.arrangement import arranged
 from attemper.capture.chains import Call, Chain, Lost, axes_after, dropout_of, followed, is_reference, is_understood
+from attemper.capture.flex import tell_of_operator
 from attemper.capture.products import factors_of, product_of
 from attemper.capture.recorder import Recorder
 from attemper.capture.weights import Attending, Weights, tell_with_values
 
 _PRODUCTS = ("matmul", "__rmatmul__", "bmm", "baddbmm", "einsum")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_attn_heads")
-_WITHOUT_VALUES = "it computes its attention in its own code: a softmax over logits ran, and no product of its weights with values"
+_WITHOUT_VALUES = (
+    "it computes its attention in its own code: a softmax over logits ran, and no product of its weights with values"
+)
 _PLAIN = "it computes its attention in its own code: a softmax over logits ran, and no call that capture sees"
 
 
@@ -44,6 +47,9 @@ class EagerSeam:
         name = getattr(func, "__name__", "")
         if name == "__get__":
             name = getattr(func.__self__, "__name__", "")  # a property: `x.mT`
+        if name == "flex_attention" and len(args) > 5:
+            tell_of_operator(self.recorder, args)
+            return
         name = name.partition(".")[0]  # torch.ops.aten.bmm.default
         in_place = name.endswith("_") and not name.endswith("__")
         name = name[:-1] if in_place else name

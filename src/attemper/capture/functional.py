@@ -65,8 +65,6 @@ class FunctionalSeam(TorchFunctionMode):
             self._tell(dict(zip(_ARGUMENTS, args, strict=False)) | kwargs, output)
         elif func is _MULTIHEAD_FORWARD:
             tell_functional(self.recorder, None, _MULTIHEAD.bind(*args, **kwargs).arguments)
-        elif getattr(func, "__name__", "") == "flex_attention":
-            self.recorder.refuse(self.recorder.running(), "it calls flex_attention, which capture does not describe")
         else:
             if self.recorder.follow and func in _NORM:
                 self.recorder.keep("norm", output)

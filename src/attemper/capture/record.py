@@ -25,7 +25,7 @@ class AttentionCall:
         module: dotted name of the module that made the call ("" for the model itself or outside any module).
         call: how many calls this module made before in the same capture (shared modules run more than once).
         order: how many calls the whole model made before.
-        seam: where it was seen: "huggingface", "sdpa", "multihead", "attemper" or "eager".
+        seam: where it was seen: "huggingface", "sdpa", "multihead", "attemper", "eager", "flex" or "flash".
         query: [batch, heads, queries, d]; key: [batch, kv_heads, keys, d]; value: [batch, kv_heads, keys, d_v].
         attn_mask: bool (True = visible) or float (added to the logits), broadcastable to [batch, heads, queries, keys]; or None.
         is_causal, offset, window: position rules on top of the mask, as in `attemper.attention`.
@@ -34,7 +34,7 @@ class AttentionCall:
         softcap: as in `attemper.attention`; sinks: [heads] or None.
         dropout_p: probability of dropping a weight in this call.
         self_attention: False where the keys are known to come from another sequence than the queries.
-        mismatch: where the model's own logits are seen ("eager"): a bool without dimension on the device, True where they differ
+        mismatch: where the model's own logits can be had ("eager", "flex"): a bool without dimension on the device, True where they differ
             from this record by more than rounding. Then the record is wrong, and the capture names it among the unseen.
         query_origin, key_origin: how q and k relate to their projections, where the capture follows them; or None.
         output: [batch, heads, queries, d_v], what the call itself returned, where the seam sees it; or None.

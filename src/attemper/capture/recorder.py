@@ -49,7 +49,7 @@ class Recorder:
         self.ran: Counter[str] = Counter()
         self.covered: set[str] = set()  # modules with a call in them or below
         self.softmaxes: dict[str, str] = {}  # modules whose own code ran a softmax over logits, and why that was not told
-        self.doubts: list[tuple[str, Tensor]] = []  # calls that were told, and whether their record does not agree with the model
+        self.doubts: list[tuple[str, Tensor, str]] = []  # told calls, whether the record disagrees with the model, and why
         self.refused: dict[str, str] = {}  # calls that no record can describe
         self.switch: Callable[[bool], bool] = lambda on: on  # enters or lifts the torch function mode, and says how it was
         self.forget: Callable[[], None] = lambda: None  # called when the outermost module returned
@@ -129,11 +129,14 @@ class Recorder:
         """Note a call that was seen and cannot be described."""
         self.refused.setdefault(name, reason)
 
-    def tell(self, name: str, *, query: Tensor, key: Tensor, value: Tensor, exact: bool = False, **fields: Any) -> None:
+    def tell(
+        self, name: str, *, query: Tensor, key: Tensor, value: Tensor, exact: bool = False, doubt: str = "", **fields: Any
+    ) -> None:
         """Make the record and hand it to the observer, under no_grad and outside autocast.
 
         Args:
             exact: q and k are the outputs of their projections by construction.
+            doubt: what to say where `mismatch`, among the fields, turns out to be True.
         """
         with self.quiet(), torch.no_grad():
             query, key, value = (_as_multiplied(tensor.detach()) for tensor in (query, key, value))
@@ -145,7 +148,7 @@ class Recorder:
             if self.follow:
                 fields |= self._origins(query, key, exact)
             if isinstance(fields.get("mismatch"), Tensor):
-                self.doubts.append((name, fields["mismatch"]))
+                self.doubts.append((name, fields["mismatch"], doubt))
             record = AttentionCall(name, call, order, query=query, key=key, value=value, **fields)
             with without_autocast(query.device):
                 self.observer(record)

@@ -16,6 +16,8 @@ from attemper.capture.products import Factors
 from attemper.capture.recorder import Recorder
 from attemper.ops import without_autocast
 
+_DOUBT = "what was read of its own code does not give the logits that its softmax received: disregard its call"
+
 
 @dataclass(frozen=True)
 class Attending:
@@ -86,6 +88,7 @@ def tell_with_values(recorder: Recorder, weights: Weights, factors: Factors, pla
             dropout_p=weights.dropout_p,
             self_attention=not crosses(recorder, name),
             mismatch=mismatch,
+            doubt=_DOUBT,
         )
     recorder.covered |= {attending.module, chain.module}
     return True

@@ -1,7 +1,7 @@
 """What becomes of a product on its way into a softmax: one entry for each step, read from the call that made it.
 
-A step is understood where the logits stay "factor · product + bias": factors, biases, masks, one cap, casts, and anything that only
-moves numbers. Tensors are referred to, not copied, and nothing is computed here; `formula` does that, when attention is told.
+A step is understood where the logits stay "factor · product + bias": factors, biases, masks, one cap, casts, and anything that
+only moves numbers. Tensors are referred to, not copied. Nothing is computed here; `formula` does that, when attention is told.
 """
 
 from collections.abc import Callable, Sequence
@@ -259,8 +259,8 @@ class Formula(NamedTuple):
 def formula(chain: Chain, axes: Axes, order: Sequence[int], keys: int) -> Formula:
     """The steps of a chain as one formula.
 
-    A factor that differs by key is held to be a mask of zeros and ones, as in w·m + (1 − m)·(−10⁴): it acts on the bias alone, and the
-    comparison at the end shows where it was something else.
+    A factor that differs by key is held to be a mask of zeros and ones, as in w·m + (1 − m)·(−10⁴): it acts on the bias alone.
+    The comparison at the end shows where it was something else.
 
     Args:
         axes: the chain's own or later ones; order: of all axes; keys: how many of them, at the end, are the keys'.

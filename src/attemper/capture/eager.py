@@ -1,10 +1,10 @@
 """Seam: attention in plain products, softmax(q·k) · v, wherever a model writes it out.
 
-A product of two tensors that are not parameters is followed, step by step (see `chains`), until a softmax runs over its rows or its
-columns; the weights are followed further, until their product with the values: then the call is told. What must hold: the model's
-own functions run unchanged; no number is read off the device; tensors are held by reference while the model computes with
-what was made of them, and let go with it; a chain that is not understood is never told but named, with the function that broke it;
-and what is told is compared with the logits that the softmax received.
+A product of two tensors that are not parameters is followed, step by step (see `chains`), until a softmax runs over its rows or
+its columns; the weights are followed further, until their product with the values: then the call is told. What must hold: the
+model's own functions run unchanged; no number is read off the device; tensors are held by reference, while what was made of them
+is alive; a chain that is not understood is never told but named, with the function that broke it; and what is told is compared
+with the logits that the softmax received.
 """
 
 import weakref
@@ -87,7 +87,7 @@ class EagerSeam:
             axes = axes_after(what.axes, call) if known else None
             if axes is not None:
                 self._put(output, Weights(what.attending, axes, max(what.dropout_p, dropout_of(call))))
-            elif output.is_floating_point() and not what.attending.told:
+            elif output.is_floating_point() and not what.attending.told and what.attending.module in self.recorder.softmaxes:
                 self._unfinished(what.attending, f"; {name} was applied to them, which capture does not follow")
         elif known:
             self._put(output, followed(what, call))
@@ -132,7 +132,8 @@ class EagerSeam:
             with self.recorder.quiet(), torch.no_grad():
                 attending = Attending.begin(what, arrangement, logits.detach(), module)
             self._put(output, Weights(attending, arrangement.axes))
-            self._unfinished(attending)
+            if _looks_like_logits(logits, dim):
+                self._unfinished(attending)
         elif _looks_like_logits(logits, dim):
             if isinstance(what, Lost):
                 reason = f"its logits pass through {what.by} between the product and the softmax, which capture does not follow"

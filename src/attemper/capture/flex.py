@@ -1,8 +1,9 @@
 """Seam: FlexAttention, torch's `flex_attention`, whose masks and biases are functions of positions.
 
-Uncompiled it ends in one operator, which the functional seam shows. Compiled, nothing is visible inside, so the compiled function is
-replaced where the model's code finds it. Its mask is written out by torch's own `create_mask`; a `score_mod` is written out as what
-it makes of a logit of 0, and held against what it makes of the real ones: if it does more than add, the call is named as not seen.
+Uncompiled it ends in one operator, which the functional seam shows. Compiled, nothing is visible inside, so the compiled function
+is replaced where the model's code finds it. Its mask is written out by torch's own `create_mask`; a `score_mod` is written out as
+what it makes of a logit of 0, and held against what it makes of the real ones: if it does more than add, the call is named as not
+seen.
 """
 
 import contextlib

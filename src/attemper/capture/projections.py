@@ -81,8 +81,10 @@ class Origin:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """A projection by type, or by the name of its class where a library wraps it."""
-    return isinstance(module, nn.Linear) or bool(_LINEAR.search(type(module).__name__))
+    """A projection by type, by the name of its class where a library wraps it, or because it says what it reads and gives."""
+    if isinstance(module, nn.Linear) or bool(_LINEAR.search(type(module).__name__)):
+        return True
+    return isinstance(getattr(module, "in_features", None), int) and isinstance(getattr(module, "out_features", None), int)
 
 
 def kept_kind(module: nn.Module, owner: nn.Module) -> str | None:
@@ -117,6 +119,8 @@ def _norms(output: Tensor, batch: int, tokens: int, width: int) -> Iterator[Tens
                 yield _norm(spread)
         return
     features = output.shape[-1]
+    if output.ndim > 3:
+        output = output.flatten(1, -2)  # images, and windows of them
     if output.ndim not in (2, 3) or width == 0 or features == 0 or features % width:
         return
     run = output.numel() // features

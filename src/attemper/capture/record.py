@@ -34,8 +34,8 @@ class AttentionCall:
         softcap: as in `attemper.attention`; sinks: [heads] or None.
         dropout_p: probability of dropping a weight in this call.
         self_attention: False where the keys are known to come from another sequence than the queries.
-        mismatch: where the model's own logits can be had ("eager", "flex"): a bool without dimension on the device, True where they differ
-            from this record by more than rounding. Then the record is wrong, and the capture names it among the unseen.
+        mismatch: where the model's own logits can be had ("eager", "flex"): a bool without dimension on the device, True where
+            they differ from this record by more than rounding. Then the record is wrong, and the capture names it as unseen.
         query_origin, key_origin: how q and k relate to their projections, where the capture follows them; or None.
         output: [batch, heads, queries, d_v], what the call itself returned, where the seam sees it; or None.
     """

@@ -51,7 +51,9 @@ def measure(subject: Subject, inputs: Inputs) -> tuple[Evidence, tuple[Unseen, .
         ):
             outputs = run(subject, inputs)
         calls = tuple(
-            read_back(each, in_causal_part=probes.in_causal_part(model, config, each.place["module"])) for each in reduced
+            read_back(each, in_causal_part=probes.in_causal_part(model, config, each.place["module"]))
+            for each in reduced
+            if each.holds
         )
         evidence = Evidence(
             model=model,

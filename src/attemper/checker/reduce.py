@@ -22,6 +22,7 @@ class Reduced:
         stats, scaling: as in `CallEvidence`; scale: the call's own.
         figures: the tensors of `CallEvidence` by name.
         sink: [heads] tensors and the number of rows they are over.
+        mismatch: of the call.
     """
 
     place: dict[str, Any]
@@ -30,6 +31,12 @@ class Reduced:
     scaling: Any
     figures: dict[str, Tensor]
     sink: dict[str, Tensor]
+    mismatch: Tensor | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the record agreed with the model's own logits, where they were seen; what did not is named as not seen."""
+        return self.mismatch is None or not bool(self.mismatch)
 
 
 def reduce_call(call: AttentionCall, padding: Tensor | None) -> Reduced:
@@ -70,7 +77,7 @@ def reduce_call(call: AttentionCall, padding: Tensor | None) -> Reduced:
     }
     first = real.int().argmax(-1) if is_self_attention(call) else real.new_zeros(batch, dtype=torch.int64)
     sink = _strongest_keys(rows.argmax, rows.peak(), counted & (rows.count > 1), keys, first)
-    return Reduced(place, HeadStats.from_rows(rows, shown), call.scale, measure_call(call), figures, sink)
+    return Reduced(place, HeadStats.from_rows(rows, shown), call.scale, measure_call(call), figures, sink, call.mismatch)
 
 
 def read_back(reduced: Reduced, *, in_causal_part: bool) -> CallEvidence:

@@ -5,10 +5,10 @@
     model, inputs = build("gemma2", attn="eager", gain=8.0)   # gain multiplies every weight matrix: logits far from zero
     with torch.no_grad(): model(**inputs)
 
-`ARCHITECTURES[name]` says what kind it is, how many attention calls one forward pass makes (`calls`; 0 where the model
-bypasses every seam), and which implementations it takes (`attn`). Weights keep the initialisation of their authors (so that
-scale rules hold as they meant them); sizes avoid coincidences: the width of a head is not the model's width divided by the
-number of heads wherever the config lets us choose.
+`ARCHITECTURES[name]` says what kind it is, how many attention calls one forward pass makes (`calls`), and which
+implementations it takes (`attn`). Weights keep the initialisation of their authors (so that scale rules hold as they meant them);
+sizes avoid coincidences: the width of a head is not the model's width divided by the number of heads wherever the config lets us
+choose.
 """
 
 from collections.abc import Callable
@@ -200,9 +200,10 @@ class Architecture:
         name: key in `ARCHITECTURES`.
         kind: "decoder", "encoder", "encoder-decoder", "vision", "audio", "two-tower" or "speech"; it decides the inputs.
         model_class, config_class: names in `transformers`; config: arguments of the config.
-        calls: attention calls of one forward pass, 0 where every seam is bypassed.
+        calls: attention calls of one forward pass.
         attn: implementations that the model takes, the default first.
         dropouts: fields of the config that turn its dropout on.
+        own: its code computes attention in plain products.
     """
 
     name: str
@@ -213,6 +214,7 @@ class Architecture:
     calls: int = 2
     attn: tuple[str, ...] = ("sdpa", "eager")
     dropouts: tuple[str, ...] = ("attention_dropout",)
+    own: bool = False
 
 
 def _decoder(name: str, prefix: str, config: dict[str, Any], **fields: Any) -> Architecture:
@@ -271,20 +273,20 @@ _ROWS = (
     _decoder("deepseek_v2", "DeepseekV2", _MLA | {"topk_method": "greedy"}),
     _decoder("deepseek_v3", "DeepseekV3", _MLA | {"rope_parameters": _YARN}),  # the scale carries mscale squared
     _decoder("falcon", "Falcon", _TEXT, attn=("sdpa",)),  # calls F.scaled_dot_product_attention itself
-    # these bypass every seam: they must be reported
-    _decoder("falcon_eager", "Falcon", _TEXT, calls=0, attn=_EAGER),
+    # these write their attention out themselves, without transformers' interface
+    _decoder("falcon_eager", "Falcon", _TEXT, attn=_EAGER, own=True),
     _decoder(
         "bloom",
         "Bloom",
         {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "n_layer": LAYERS, "n_head": HEADS},
-        calls=0,
         attn=_EAGER,
+        own=True,
     ),
     _decoder(
-        "mpt", "Mpt", {"vocab_size": VOCABULARY, "d_model": HIDDEN, "n_layers": LAYERS, "n_heads": HEADS}, calls=0, attn=_EAGER
+        "mpt", "Mpt", {"vocab_size": VOCABULARY, "d_model": HIDDEN, "n_layers": LAYERS, "n_heads": HEADS}, attn=_EAGER, own=True
     ),
-    _decoder("gpt_neo", "GPTNeo", _GPT_NEO, calls=0, attn=_EAGER),
-    _decoder("xglm", "XGLM", _XGLM, calls=0, attn=_EAGER),
+    _decoder("gpt_neo", "GPTNeo", _GPT_NEO, attn=_EAGER, own=True),
+    _decoder("xglm", "XGLM", _XGLM, attn=_EAGER, own=True),
     # encoders
     _encoder("bert", "Bert", _TEXT),
     _encoder("roberta", "Roberta", _TEXT),
@@ -306,7 +308,7 @@ _ROWS = (
         dropouts=("attention_dropout",),
     ),  # d^-1/4 on q and on k, sinks
     _encoder(
-        "deberta_v2", "DebertaV2", _TEXT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}, calls=0, attn=_EAGER
+        "deberta_v2", "DebertaV2", _TEXT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}, attn=_EAGER, own=True
     ),
     # encoder, decoder and cross attention
     _both("t5", "T5", _T5, dropouts=("dropout_rate",)),  # no scale
@@ -327,7 +329,7 @@ _ROWS = (
     _encoder("dinov2", "Dinov2", _IMAGE, kind="vision"),
     _encoder("beit", "Beit", _IMAGE | {"use_relative_position_bias": True}, kind="vision"),
     _encoder("swin", "Swin", _SWIN, kind="vision", calls=3),
-    _encoder("swinv2", "Swinv2", _SWIN, kind="vision", calls=0, attn=_EAGER),  # learned cosine, in its own code
+    _encoder("swinv2", "Swinv2", _SWIN, kind="vision", calls=3, attn=_EAGER, own=True),  # learned cosine, in its own code
     _encoder(
         "siglip", "SiglipVision", _IMAGE, kind="vision", calls=3, dropouts=("attention_dropout",)
     ),  # pools by nn.MultiheadAttention
@@ -343,8 +345,7 @@ _ROWS = (
 )
 
 ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in _ROWS}
-SEEN = tuple(row.name for row in _ROWS if row.calls)
-BYPASSING = tuple(row.name for row in _ROWS if not row.calls)
+WRITTEN_OUT = tuple(row.name for row in _ROWS if row.own)
 
 
 def build(
@@ -366,8 +367,14 @@ def build(
         dropout: probability for every dropout field (the model still is in eval mode).
         config: further fields of the config.
     """
+    return build_row(ARCHITECTURES[name], attn=attn, padding=padding, gain=gain, dropout=dropout, seed=seed, **config)
+
+
+def build_row(
+    row: Architecture, *, attn: str | None, padding: str, gain: float, dropout: float, seed: int, **config: Any
+) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """As `build`, for a row that need not be in the table."""
     transformers = pytest.importorskip("transformers")
-    row = ARCHITECTURES[name]
     fields = {**row.config, **dict.fromkeys(row.dropouts, dropout), **config}
     if row.kind == "two-tower":
         fields |= {side: row.config[side] | {"attention_dropout": dropout} for side in ("text_config", "vision_config")}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attemper.capture import AttentionCall, capture
-from tests.capture.architectures import ARCHITECTURES, BYPASSING, SEEN, build
+from tests.capture.architectures import ARCHITECTURES, WRITTEN_OUT, build
 from tests.capture.watching import agrees, logged_results, same, tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own, about kernels that are not installed
@@ -50,7 +50,7 @@ def test_training_is_identical_with_dropout_and_gradients(name: str, attn: str) 
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
-@pytest.mark.parametrize(("name", "attn"), [(name, attn) for name, attn in EVERY if name in SEEN])
+@pytest.mark.parametrize(("name", "attn"), [(name, attn) for name, attn in EVERY if name not in WRITTEN_OUT])
 def test_a_record_reproduces_what_the_attention_function_gave(name: str, attn: str, padding: str) -> None:
     model, inputs = build(name, attn=attn, padding=padding, gain=6.0)
     calls: list[AttentionCall] = []
@@ -64,19 +64,8 @@ def test_a_record_reproduces_what_the_attention_function_gave(name: str, attn: s
         assert torch.equal(call.output, result)
 
 
-@pytest.mark.parametrize("name", BYPASSING)
-def test_what_bypasses_every_seam_is_reported(name: str) -> None:
-    model, inputs = build(name)
-    with torch.no_grad(), capture(model, lambda call: None) as seen:
-        model(**inputs)
-    layers = 3 if name == "swinv2" else 2
-    assert seen.calls == 0
-    assert len(seen.unseen()) == layers, seen.unseen()
-    assert all("own code: a softmax over logits ran" in each.reason or "ran" in each.reason for each in seen.unseen())
-
-
-@pytest.mark.parametrize("name", SEEN)
-def test_what_is_seen_is_not_reported_as_unseen(name: str) -> None:
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_nothing_is_reported_as_unseen(name: str) -> None:
     model, inputs = build(name)
     with torch.no_grad(), capture(model, lambda call: None) as seen:
         model(**inputs)

@@ -6,13 +6,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.capture import Unseen, capture
-from tests.capture.architectures import build
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own, TorchScript's deprecation
 
 
 class EagerAttention(nn.Module):
-    """Attention in plain products, behind any form of softmax."""
+    """Attention by sums instead of products, behind any form of softmax."""
 
     def __init__(self, softmax: str = "function") -> None:
         super().__init__()
@@ -20,7 +19,7 @@ class EagerAttention(nn.Module):
         self.kind = softmax
 
     def forward(self, q: Tensor) -> Tensor:
-        z = q @ q.transpose(-1, -2)
+        z = (q.unsqueeze(-2) + q.unsqueeze(-3)).tanh().sum(-1)
         if self.softmax is not None:
             return self.softmax(z) @ q
         return {"function": F.softmax, "torch": torch.softmax, "method": Tensor.softmax}[self.kind](z, dim=-1) @ q
@@ -37,7 +36,7 @@ class Mixer(nn.Module):
     """Attends without saying so in its name."""
 
     def forward(self, q: Tensor) -> Tensor:
-        return (q @ q.mT).softmax(-1) @ q
+        return (q.unsqueeze(-2) - q.unsqueeze(-3)).abs().sum(-1).softmax(-1) @ q
 
 
 class AttentionNorm(nn.LayerNorm):
@@ -120,21 +119,41 @@ def test_scripted_modules_hide_their_calls() -> None:
     assert "TorchScript" in reason
 
 
-def test_flex_attention_is_refused_by_name() -> None:
-    from torch.nn.attention.flex_attention import flex_attention
+class TalkingHeads(nn.Module):
+    """Mixes its logits over heads."""
 
-    class Flex(nn.Module):
-        def forward(self, q: Tensor) -> Tensor:
-            return flex_attention(q, q, q)  # type: ignore[return-value]
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.eye(2))
 
-    ((name, reason),) = unseen(nn.Sequential(Flex()), torch.randn(1, 2, 16, 16))
-    assert name == "0"
-    assert "flex_attention" in reason
+    def forward(self, q: Tensor) -> Tensor:
+        return torch.einsum("bhqk,hg->bgqk", q @ q.mT, self.mix).softmax(-1) @ q
 
 
-def test_half_of_a_model_that_bypasses_the_interface() -> None:
-    model, inputs = build("gpt2", attn="eager", reorder_and_upcast_attn=True)
-    with torch.no_grad(), capture(model, lambda call: None) as seen:
-        model(**inputs)
-    assert seen.calls == 0
-    assert [each.module for each in seen.unseen()] == ["transformer.h.0.attn", "transformer.h.1.attn"]
+class CutWeights(nn.Module):
+    """Cuts its weights before they meet the values."""
+
+    def forward(self, q: Tensor) -> Tensor:
+        return (q @ q.mT).softmax(-1).cumsum(-1) @ q
+
+
+class Looking(nn.Module):
+    """Looks at its weights and gives them back."""
+
+    def forward(self, q: Tensor) -> Tensor:
+        return (q @ q.mT).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (TalkingHeads(), "its logits pass through einsum"),
+        (CutWeights(), "no product of its weights with values; cumsum was applied to them"),
+        (Looking(), "no product of its weights with values"),
+    ],
+    ids=["logits", "weights", "no values"],
+)
+def test_what_is_not_followed_is_named(model: nn.Module, words: str) -> None:
+    ((name, reason),) = unseen(nn.Sequential(nn.Identity(), model), torch.randn(1, 2, 3, 4))
+    assert name == "1"
+    assert words in reason

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attemper.capture import AttentionCall, capture
 from attemper.checker.scale import Scaling, effective, measure_call, scale_findings
 from attemper.report import Finding, Severity
-from tests.capture.architectures import ARCHITECTURES, HEAD_DIM, HIDDEN, SEEN, build
+from tests.capture.architectures import ARCHITECTURES, HEAD_DIM, HIDDEN, build
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16}
 
@@ -54,7 +54,7 @@ def inject(model: nn.Module, scale: Callable[[nn.Module, int], float]) -> None:
         setattr(module, attribute, scale(module, width))
 
 
-@pytest.mark.parametrize("name", SEEN)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_architecture_as_its_authors_meant_it_gives_nothing(name: str) -> None:
     assert findings(*build(name)) == ()
 
@@ -289,5 +289,5 @@ def test_the_example_models(factory: str, codes: set[str]) -> None:
 
 def test_the_sweep_covers_what_the_issue_names() -> None:
     decoders = "granite zamba2 gemma2 gemma3 gemma4 gpt2 opt llama qwen3 mistral gpt_oss olmo2 deepseek_v2 deepseek_v3 llama4"
-    assert set(f"{decoders} t5 whisper albert bert distilbert vit clip esm".split()) <= set(SEEN)
+    assert set(f"{decoders} t5 whisper albert bert distilbert vit clip esm".split()) <= set(ARCHITECTURES)
     assert set(WITHOUT) <= set(ARCHITECTURES)

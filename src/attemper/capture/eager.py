@@ -102,7 +102,7 @@ class EagerSeam:
             what = self._get(each)
             if isinstance(what, Weights):
                 return not what.attending.told and tell_with_values(self.recorder, what, factors, place, output)
-        if not all(each.layout == torch.strided and not each.is_nested for each in (factors.left, factors.right)):
+        if not all(_is_plain(each) for each in (factors.left, factors.right, output)):
             return False
         if self._is_parameter(factors.left) or self._is_parameter(factors.right) or not output.is_floating_point():
             return False
@@ -157,6 +157,11 @@ def _looks_like_logits(logits: Tensor, dim: int) -> bool:
     """Routers and samplers have fewer dimensions; heads folded into the batch give [batch·heads, queries, keys]."""
     square = logits.ndim == 3 and logits.shape[-2] == logits.shape[-1] > 1
     return dim in (-1, logits.ndim - 1) and (logits.ndim >= 4 or square)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Neither sparse, nor nested, nor a stand-in of torch.func for many tensors."""
+    return tensor.layout == torch.strided and not tensor.is_nested and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -24,7 +24,7 @@ def find_unseen(model: nn.Module, recorder: Recorder) -> tuple[Unseen, ...]:
             reasons[name] = recorder.refused[name]
         elif name in recorder.softmaxes and name not in recorder.covered:
             reasons[name] = recorder.softmaxes[name]
-    reasons |= {name: doubt for name, mismatch, doubt in recorder.doubts if bool(mismatch)}
+    reasons |= {name: doubt for name, mismatch, doubt in recorder.doubts if not mismatch.is_meta and bool(mismatch)}
     if "" in recorder.refused:
         reasons[""] = recorder.refused[""]
     alike = {name: module for name, module in model.named_modules() if _is_attention(module) and name not in recorder.covered}

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import random
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -207,6 +208,50 @@ def test_a_record_computes_what_the_code_computed(form: Form) -> None:
     assert call.query.shape == (BATCH, HEADS, QUERIES, WIDTH)
     assert call.key.shape == (BATCH, HEADS, KEYS, WIDTH)
     assert call.value.shape == (BATCH, HEADS, KEYS, VALUES)
+    agrees(call, output)
+
+
+FILLS: list[Callable[[Tensor], Tensor]] = [
+    lambda z: z.masked_fill(HIDDEN, -torch.inf),
+    lambda z: torch.where(HIDDEN, torch.tensor(LOWEST), z),
+    lambda z: z.clamp(min=LOWEST),
+]
+STEPS: list[Callable[[Tensor], Tensor]] = [
+    lambda z: z * 0.8,
+    lambda z: z / 1.3,
+    lambda z: -z,
+    lambda z: 0.5 - z,
+    lambda z: z + torch.linspace(-1, 1, KEYS),
+    lambda z: z.sub(torch.linspace(-1, 1, QUERIES)[:, None], alpha=2),
+    lambda z: z.add_(torch.linspace(0, 1, KEYS)),
+    lambda z: z.double().to(torch.float32),
+    lambda z: z[..., None, :, :].squeeze(-3),
+]
+LAYOUTS: list[tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = [
+    (lambda z: z, lambda z: z),
+    (lambda z: z.flatten(0, 1), lambda z: z.unflatten(0, (BATCH, HEADS))),
+    (lambda z: z.transpose(0, 1), lambda z: z.permute(1, 0, 2, 3)),
+    (lambda z: z.view(1, BATCH, HEADS, QUERIES, KEYS), lambda z: z.reshape(BATCH, HEADS, QUERIES, KEYS)),
+    (lambda z: z.movedim(1, 0).contiguous(), lambda z: z.movedim(0, 1)),
+    (lambda z: z.mT.contiguous().mT, lambda z: z.clone()),
+]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_order_of_steps(seed: int) -> None:
+    draw = random.Random(seed)
+    steps = [(draw.choice(kind), *draw.choice(LAYOUTS)) for kind in [STEPS] * 6 + [FILLS] * 2]
+    there, back = draw.choice(LAYOUTS)
+
+    def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        z = draw_product(q, k)
+        for step, forth, home in steps:
+            z = home(step(forth(z)))
+        return back(there(z).softmax(-1)) @ v
+
+    draw_product = draw.choice([lambda q, k: q @ k.mT, lambda q, k: torch.einsum("bhqd,bhkd->bhqk", q, k)])
+    output, (call,) = seen(Block(form, num_heads=HEADS), *qkv())
+    assert call.query.shape == (BATCH, HEADS, QUERIES, WIDTH)
     agrees(call, output)
 
 

@@ -95,8 +95,34 @@ def test_training_is_identical_with_dropout_and_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_the_check_finds_no_error_in_the_scale(name: str) -> None:
-    report = check(*build(name), select="ATT1")
+def test_the_check_finds_no_error_in_scales_and_masks(name: str) -> None:
+    report = check(*build(name), select="ATT1,ATT401")
     assert [finding.message for finding in report.findings if finding.severity is Severity.ERROR] == []
     assert report.rows
     assert report.unseen == ()
+
+
+@pytest.mark.parametrize("name", written_out.NOT_SEEN)
+def test_what_is_not_seen_is_said(name: str) -> None:
+    row, words = written_out.NOT_SEEN[name]
+    model, inputs = architectures.build_row(row, attn="eager", padding="none", gain=1.0, dropout=0.0, seed=7)
+    with torch.no_grad():
+        torch.manual_seed(5)  # Reformer draws its hashes
+        plain = model(**inputs)
+        torch.manual_seed(5)
+        with capture(model, lambda call: None) as seen:
+            captured = model(**inputs)
+    assert same(plain, captured)
+    assert seen.calls == row.calls
+    assert len(seen.unseen()) == 2
+    assert all(words in each.reason for each in seen.unseen())
+
+
+def test_a_model_that_leaves_the_interface_on_request() -> None:
+    model, inputs = architectures.build("gpt2", attn="eager", reorder_and_upcast_attn=True)
+    calls: list[AttentionCall] = []
+    with torch.no_grad(), capture(model, calls.append) as seen:
+        model(**inputs)
+    assert seen.unseen() == ()
+    assert [(call.seam, call.mismatch) for call in calls] == [("eager", False)] * 2
+    assert [call.scale for call in calls] == [pytest.approx(6**-0.5)] * 2

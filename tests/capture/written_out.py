@@ -59,6 +59,7 @@ _FSMT = {name: value for name, value in _BART.items() if name != "vocab_size"}
 _FSMT |= {"langs": ["a", "b"], "src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY}
 _SWIN2SR = {"image_size": 16, "embed_dim": 12, "depths": [2], "num_heads": [2], "window_size": 4}
 _VITDET = {"image_size": 32, "pretrain_image_size": 32, "patch_size": 8, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
+_CANINE = {"num_hash_buckets": 40, "downsampling_rate": 2, "local_transformer_stride": 4, "upsampling_kernel_size": 2}
 _PERCEIVER = {
     "num_latents": 5,
     "d_latents": 16,
@@ -80,6 +81,7 @@ _ROWS = (
     _encoder("mpnet", "MPNet", _TEXT),  # a bias by relative position
     _encoder("convbert", "ConvBert", _TEXT | {"embedding_size": HIDDEN}),  # half its heads are convolutions
     _encoder("big_bird", "BigBird", _TEXT | {"attention_type": "original_full"}),
+    _encoder("canine", "Canine", _TEXT | _CANINE, calls=6),  # chunks, some of padding only
     _encoder("rembert", "RemBert", _TEXT | {"input_embedding_size": 13}),
     _encoder("megatron_bert", "MegatronBert", _TEXT),
     _encoder("ibert", "IBert", _TEXT),
@@ -98,6 +100,32 @@ _ROWS = (
     _encoder("pvt", "Pvt", _PYRAMID | {"image_size": 32}, kind="vision", calls=4, dropouts=("attention_probs_dropout_prob",)),
     _encoder("perceiver", "Perceiver", _PERCEIVER, kind="array", calls=3, dropouts=("attention_probs_dropout_prob",)),
 )
+
+_REFORMER = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "attention_head_size": 6,
+    "feed_forward_size": WIDE,
+    "attn_layers": ["local", "lsh"],
+    "axial_pos_embds": False,
+    "max_position_embeddings": 32,
+    "local_attn_chunk_length": 4,
+    "lsh_attn_chunk_length": 4,
+    "num_buckets": 2,
+    "num_hashes": 1,
+    "is_decoder": False,
+}
+
+# Models of which something is not seen, and the words that must be said of it.
+NOT_SEEN = {
+    "longformer": (_encoder("longformer", "Longformer", _TEXT | {"attention_window": 4}, calls=0), "a softmax over logits ran"),
+    "reformer": (_encoder("reformer", "Reformer", _REFORMER, calls=0, dropouts=()), "nor a softmax over logits was seen"),
+    "big_bird": (
+        _encoder("big_bird", "BigBird", _TEXT | {"block_size": 1, "num_random_blocks": 1}, calls=8),
+        "its logits pass through cat",
+    ),
+}
 
 ROWS: dict[str, Architecture] = {row.name: replace(row, attn=("eager",), own=True) for row in _ROWS}
 

@@ -49,6 +49,7 @@ def reduce_call(call: AttentionCall, padding: Tensor | None) -> Reduced:
     shown = call.query_mask()
     batch, queries, keys = call.query.shape[0], call.query.shape[-2], call.key.shape[-2]
     stated = padding if padding is not None and padding.shape == (batch, keys) else None
+    whole = padding is None or queries == padding.shape[1]
     everywhere = torch.ones(batch, queries, dtype=torch.bool, device=rows.lse.device)
     real = stated if stated is not None and queries == keys else shown if shown is not None else everywhere
     counted = (everywhere if shown is None else shown).unsqueeze(-2) & (rows.count > 0)
@@ -58,7 +59,8 @@ def reduce_call(call: AttentionCall, padding: Tensor | None) -> Reduced:
     figures = {
         "largest_logit": largest.double(),
         "largest_logit_centred": _by_head(rows.centred_max()).gather(-1, where.unsqueeze(-1)).squeeze(-1).double(),
-        "masked_rows": _by_head(real.unsqueeze(-2) & (rows.count == 0)).sum(-1),
+        # A piece of the sequence (a chunk, a window) may hold padding only, and nothing says which of its tokens are real.
+        "masked_rows": _by_head(real.unsqueeze(-2) & (rows.count == 0) & (call.seam != "eager" or whole)).sum(-1),
         "real_rows": real.sum(),
         "sees_future": sees_future(call, real) if is_self_attention(call) else no.expand(call.query.shape[1]),
         "sees_padding": sees_padding(call, real, stated) if stated is not None else no,

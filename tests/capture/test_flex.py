@@ -52,16 +52,20 @@ def qkv(kv_heads: int = HEADS) -> list[Tensor]:
     return [torch.randn(BATCH, heads, TOKENS, WIDTH) for heads in (HEADS, kv_heads, kv_heads)]
 
 
-@pytest.mark.parametrize("use", ["plain", "compiled"])
+def block_mask() -> Any:
+    return create_block_mask(causal, None, None, TOKENS, TOKENS, device="cpu", BLOCK_SIZE=8)
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("use", "options"),
     [
-        dict,
-        lambda: {"scale": 0.3, "block_mask": create_block_mask(causal, None, None, TOKENS, TOKENS, device="cpu", BLOCK_SIZE=8)},
-        lambda: {"score_mod": alibi, "block_mask": create_block_mask(causal, None, None, TOKENS, TOKENS, device="cpu")},
-        lambda: {"score_mod": hiding},
+        ("plain", lambda: {"score_mod": alibi, "block_mask": block_mask()}),
+        ("plain", lambda: {"score_mod": hiding}),
+        ("compiled", dict),
+        ("compiled", lambda: {"scale": 0.3, "block_mask": block_mask()}),
+        ("compiled", lambda: {"score_mod": alibi, "block_mask": block_mask()}),
     ],
-    ids=["plain", "mask", "bias and mask", "hiding"],
+    ids=["bias and mask", "hiding", "compiled", "compiled with mask", "compiled with bias and mask"],
 )
 def test_masks_and_biases_are_written_out(use: str, options: Callable[[], dict[str, Any]]) -> None:
     torch.compiler.reset()

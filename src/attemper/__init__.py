@@ -1,8 +1,8 @@
 """attemper: attention you can see into, and keep in range.
 
 Attention is softmax(scale·q·kᵀ)·v. attemper computes it and hands back exact statistics of the logits, and with them checks
-models: see `attention`, `RowStats` and `check`; its scale rules are in `scales`, its modules in `nn`, edits to trained weights
-in `weights`.
+models: see `attention`, `RowStats` and `check`; `use` puts it into a model that is there. Its scale rules are in `scales`, its
+modules in `nn`, edits to trained weights in `weights`.
 """
 
 import importlib
@@ -14,10 +14,11 @@ from attemper.stats import HeadStats, RowStats, merge
 
 if TYPE_CHECKING:
     from attemper import nn, weights
+    from attemper.capture.using import use
     from attemper.checker import check
 
 __version__ = "0.1.0"
-__all__ = ["HeadStats", "RowStats", "attention", "check", "merge", "nn", "scales", "weights"]
+__all__ = ["HeadStats", "RowStats", "attention", "check", "merge", "nn", "scales", "use", "weights"]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,7 +27,11 @@ def __getattr__(name: str) -> Any:
         from attemper.checker import check
 
         return check
-    # Nor do programs that only call attention need the modules, or edits to weights.
+    # Nor do programs that only call attention need the modules, edits to weights, or the seams of models.
+    if name == "use":
+        from attemper.capture.using import use
+
+        return use
     if name in ("nn", "weights"):
         return importlib.import_module(f"attemper.{name}")
     raise AttributeError(f"module 'attemper' has no attribute {name!r}; it has {', '.join(__all__)}")

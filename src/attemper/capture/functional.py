@@ -19,13 +19,13 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from attemper.capture.multihead import tell_functional
 from attemper.capture.recorder import Recorder
 
-_SDPA = {
+SDPA = {
     F.scaled_dot_product_attention,
     torch.ops.aten.scaled_dot_product_attention,
     torch.ops.aten.scaled_dot_product_attention.default,
 }
 _NORM = {F.layer_norm, F.rms_norm, F.normalize, torch.layer_norm, torch.rms_norm}
-_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _MULTIHEAD = inspect.signature(F.multi_head_attention_forward)
 
 
@@ -61,8 +61,8 @@ class FunctionalSeam(TorchFunctionMode):
         return output
 
     def _notice(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if func in _SDPA:
-            self._tell(dict(zip(_ARGUMENTS, args, strict=False)) | kwargs, output)
+        if func in SDPA:
+            self._tell(dict(zip(SDPA_ARGUMENTS, args, strict=False)) | kwargs, output)
         elif func is _MULTIHEAD_FORWARD:
             tell_functional(self.recorder, None, _MULTIHEAD.bind(*args, **kwargs).arguments)
         else:

@@ -1,12 +1,13 @@
 """What capture did not see: attention-like modules that ran, or never ran, without a call, and why."""
 
 import re
+from collections import Counter
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from attemper.capture.record import Unseen
-from attemper.capture.recorder import Recorder
 
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _PART = re.compile(r"(norm|dropout|embeddings?|bias|mask|output)$", re.IGNORECASE)  # parts that carry the word and do not attend
@@ -14,7 +15,21 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn
 _IN_SCRIPT = re.compile(r"softmax|scaled_dot_product_attention|multi_head_attention|baddbmm")
 
 
-def find_unseen(model: nn.Module, recorder: Recorder) -> tuple[Unseen, ...]:
+class Watcher(Protocol):
+    """What somebody who watched a model run has seen, by module names.
+
+    Attributes:
+        covered: modules with a known call in them or below. refused: calls that were seen and left alone, with the reason.
+        softmaxes: modules whose own code ran a softmax over logits. ran: how often a module ran.
+    """
+
+    covered: set[str]
+    refused: dict[str, str]
+    softmaxes: set[str]
+    ran: Counter[str]
+
+
+def find_unseen(model: nn.Module, recorder: Watcher) -> tuple[Unseen, ...]:
     """One entry for each place, the innermost that is known, in the model's own order."""
     reasons: dict[str, str] = {}
     for name, module in model.named_modules():

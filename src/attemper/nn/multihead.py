@@ -338,20 +338,7 @@ class MultiheadAttention(nn.Module):
             module: whose parameters and mode to take.
             options: keyword arguments beyond torch's, such as `softcap`. Those that change the shape of a parameter cannot be.
         """
-        made = cls(
-            module.embed_dim,
-            module.num_heads,
-            module.dropout,
-            module.in_proj_bias is not None,
-            module.bias_k is not None,
-            module.add_zero_attn,
-            module.kdim,
-            module.vdim,
-            module.batch_first,
-            module.out_proj.weight.device,
-            module.out_proj.weight.dtype,
-            **options,
-        )
+        made = cls.shaped_like(module, device=module.out_proj.weight.device, **options)
         for name, theirs in module.named_parameters():
             owner, _, last = name.rpartition(".")
             own = made.get_parameter(name)
@@ -361,3 +348,25 @@ class MultiheadAttention(nn.Module):
                 )
             setattr(made.get_submodule(owner), last, theirs)
         return made.train(module.training)
+
+    @classmethod
+    def shaped_like(cls, module: nn.MultiheadAttention, *, device: torch.device | str, **options: Any) -> "MultiheadAttention":
+        """A new module with the arguments that torch's was made with, parameters of its own, on the device.
+
+        Args:
+            module: whose arguments to take. device: of the parameters; "meta" makes none. options: as in `from_torch`.
+        """
+        return cls(
+            module.embed_dim,
+            module.num_heads,
+            module.dropout,
+            module.in_proj_bias is not None,
+            module.bias_k is not None,
+            module.add_zero_attn,
+            module.kdim,
+            module.vdim,
+            module.batch_first,
+            device,
+            module.out_proj.weight.dtype,
+            **options,
+        )

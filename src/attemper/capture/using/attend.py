@@ -1,0 +1,114 @@
+"""The functions that transformers' attention interface calls in a model in use, and their mask functions.
+
+What they must hold:
+- a call is computed as the function that the model had before would have computed it, from the very mask that it would have
+  been given; so there are two names, one for models that ran their own eager code and one for all others;
+- a call that cannot be described goes to that function, and is noted;
+- a module that is not in use (two models may share one config) gets that function too;
+- torch.compile can trace all of it.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from attemper.capture.huggingface import OWN
+from attemper.capture.interface import Form, asked, form_of, indescribable
+from attemper.capture.using.eager import eager_of
+from attemper.capture.using.notes import Notes
+from attemper.ops import attention, attention_with_weights
+
+NAMES = {"sdpa": "attemper", "eager": "attemper_eager"}  # what a model is switched to, by what its code takes it for
+MARK = "_attemper_interface"
+
+
+@dataclass
+class InterfaceCall:
+    """What a module in use carries: its name, how its calls are read, and where to note what became of them."""
+
+    name: str
+    form: Form
+    plain: Callable[..., Any]
+    notes: Notes
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        register()  # a model in use that was pickled finds its functions where it is loaded
+
+
+def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
+    """Attention of a model whose masks may leave the causal rule to the function, as those for SDPA do."""
+    call = getattr(module, MARK, None)
+    plain = plain_sdpa() if call is None else call.plain
+    return _attend(call, plain, module, query, key, value, attention_mask, kwargs)
+
+
+def attend_as_eager(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
+    """Attention of a model whose masks say everything, as those for its own eager code do."""
+    call = getattr(module, MARK, None)
+    plain = eager_of(module) if call is None else call.plain
+    return _attend(call, plain, module, query, key, value, attention_mask, kwargs)
+
+
+def _attend(
+    call: InterfaceCall | None,
+    plain: Any,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    kwargs: dict[str, Any],
+) -> Any:
+    if call is None:
+        return plain(module, query, key, value, attention_mask, **kwargs)
+    given = {"module": module, "query": query, "key": key, "value": value, "attention_mask": attention_mask, **kwargs}
+    reason = indescribable(call.form, given)
+    if reason is not None:
+        call.notes.refuse(call.name, f"{reason}; it called what it would have called without attemper")
+        return plain(module, query, key, value, attention_mask, **kwargs)
+    found = asked(call.form, given)
+    arguments = (found.query, found.key, found.value, found.mask, found.dropout_p, found.is_causal)
+    options = {
+        "scale": found.scale,
+        "enable_gqa": found.query.shape[1] != found.key.shape[1],
+        "softcap": found.softcap,
+        "sinks": found.sinks,
+    }
+    if kwargs.get("output_attentions"):
+        output, weights, _ = attention_with_weights(*arguments, **options)
+        return output.transpose(1, 2).contiguous(), weights
+    output = attention(*arguments, **options, impl=call.notes.impl)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def form_for(kind: str, plain: Callable[..., Any]) -> Form:
+    """How a call is read that goes to `plain` without us. (Transformers' SDPA function refuses a softcap; ours takes it.)"""
+    form = form_of(kind, plain)
+    return form if kind == "eager" else form._replace(softcap=True)
+
+
+def plain_sdpa() -> Callable[..., Any]:
+    """Transformers' function around F.scaled_dot_product_attention."""
+    return _interface()._global_mapping["sdpa"]
+
+
+def register() -> None:
+    """Tell transformers of the two names, and of the mask functions that go with them."""
+    from_masks = sys.modules.get("transformers.masking_utils")
+    if from_masks is None:
+        return
+    masks = from_masks.AttentionMaskInterface
+    for kind, function in (("sdpa", attend), ("eager", attend_as_eager)):
+        _interface().register(NAMES[kind], function)
+        masks.register(NAMES[kind], masks._global_mapping[kind])
+
+
+def _interface() -> Any:
+    return sys.modules["transformers.modeling_utils"].AttentionInterface
+
+
+OWN.extend((attend, attend_as_eager))

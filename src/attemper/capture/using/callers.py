@@ -1,0 +1,189 @@
+"""Modules that call `F.scaled_dot_product_attention`, by whatever name they imported it: redirected while they run.
+
+What it must hold:
+- only calls made while a module of the model runs are redirected, in each thread by itself, also where activation
+  checkpointing runs it again in the backward pass;
+- what a call means is what torch says it means; what ours does not take, and what torch refuses, goes to torch;
+- a torch function mode slows every torch function a little, so one is entered by the outermost module alone, and modules that
+  cannot make such a call have no hooks: those of torch.nn, and of transformers where their file never says the word.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+
+from attemper.capture.functional import SDPA, SDPA_ARGUMENTS, SOFTMAX, over_logits
+from attemper.capture.using.notes import Notes
+from attemper.errors import ArgumentError
+from attemper.ops import attention
+
+HOW = "calls of scaled_dot_product_attention, redirected while it runs"
+
+
+class _Running(NamedTuple):
+    """A module that runs, and how autograd stood when it began."""
+
+    caller: "Caller"
+    saving: Any
+    recording: bool
+
+
+class Redirect(TorchFunctionMode):
+    """Sees every torch function of a thread while modules in use run there, and redirects attention."""
+
+    def __init__(self, running: list[_Running]) -> None:
+        super().__init__()
+        self.running = running
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in SDPA:
+            return _redirect(self.running[-1], func, args, kwargs)
+        notes, name = self.running[-1].caller.notes, self.running[-1].caller.name
+        if func in SOFTMAX and over_logits(args, kwargs):
+            notes.softmaxes.add(name)
+        elif func is F.multi_head_attention_forward:
+            notes.refuse(name, "it calls multi_head_attention_forward, which is left to torch")
+        elif getattr(func, "__name__", "") == "flex_attention":
+            notes.refuse(name, "it calls flex_attention, which is left to torch")
+        return func(*args, **kwargs)
+
+
+class Caller:
+    """One watched module: its hooks, and what they note."""
+
+    def __init__(self, name: str, module: nn.Module, notes: Notes) -> None:
+        self.name, self.notes = name, notes
+        notes.watched.add(name)
+        self.traced = Redirect([_Running(self, None, True)])  # torch.compile traces a mode that is there, not one being made
+        self.handles = (
+            module.register_forward_pre_hook(self.enter, prepend=True),
+            module.register_forward_hook(self.leave, always_call=True),
+        )
+
+    def __call__(self) -> None:
+        """Undo."""
+        for handle in self.handles:
+            handle.remove()
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        """Forward pre-hook."""
+        if torch.compiler.is_compiling():
+            self.traced.__enter__()
+            return
+        self.notes.ran[self.name] += 1
+        running = _Running(self, torch._C._autograd._top_saved_tensors_default_hooks(True), torch.is_grad_enabled())
+        top = _get_current_function_mode()
+        if isinstance(top, Redirect):
+            top.running.append(running)
+        else:
+            Redirect([running]).__enter__()
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Forward hook, called after exceptions too."""
+        if torch.compiler.is_compiling():
+            self.traced.__exit__(None, None, None)
+            return
+        top = _get_current_function_mode()
+        if not isinstance(top, Redirect):  # the model has entered a mode of its own and not left it
+            return
+        for depth in range(len(top.running) - 1, -1, -1):
+            if top.running[depth].caller is self:
+                del top.running[depth:]  # what is above was left by an exception
+                break
+        if not top.running:
+            top.__exit__(None, None, None)
+
+
+def watch(model: nn.Module, notes: Notes) -> list[Callable[[], None]]:
+    """Put hooks on every module that might call it; returns what takes them off."""
+    return [Caller(name, module, notes) for name, module in model.named_modules() if _may_call(module)]
+
+
+def _may_call(module: nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
+    place = type(module).__module__
+    if place.startswith(("torch.nn.", "torch._dynamo.", "attemper.")):
+        return False
+    if place.startswith("transformers."):
+        return any("scaled_dot_product_attention" in _text_of(owner.__module__) for owner in type(module).__mro__)
+    return True
+
+
+_texts: dict[str, str] = {}
+
+
+def _text_of(name: str) -> str:
+    """The source of a module of transformers' models, "" for others."""
+    if not name.startswith("transformers.models."):
+        return ""
+    if name not in _texts:
+        _texts[name] = inspect.getsource(sys.modules[name])
+    return _texts[name]
+
+
+def _redirect(running: _Running, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    notes, name = running.caller.notes, running.caller.name
+    given = dict(zip(SDPA_ARGUMENTS, args, strict=False)) | kwargs
+    reason = _reason(given) or _recomputed_elsewhere(running, given)
+    if reason is None:
+        try:
+            output = _attend(given, notes.impl)
+        except ArgumentError as error:  # torch takes it, or refuses it in its own words
+            reason = str(error)
+        else:
+            notes.replace(name, HOW)
+            return output
+    notes.refuse(name, f"a call of scaled_dot_product_attention was left to torch: {reason}")
+    return func(*args, **kwargs)
+
+
+def _attend(given: dict[str, Any], impl: str) -> Tensor:
+    options = {option: given[option] for option in ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa") if option in given}
+    query, key, value = given["query"], given["key"], given["value"]
+    if key.ndim > 2 and key.shape[-3] == value.shape[-3] == 1:
+        options["enable_gqa"] = True  # torch broadcasts a single head without being asked
+    if query.ndim == 2:
+        query, key, value = query[None], key[None], value[None]
+        return attention(query, key, value, **options, impl=impl)[0]
+    return attention(query, key, value, **options, impl=impl)
+
+
+def _reason(given: dict[str, Any]) -> str | None:
+    for name in ("query", "key", "value", "attn_mask"):
+        tensor = given.get(name)
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
+            return f"{name} is no tensor"
+        if tensor.is_nested:
+            return f"{name} is a nested tensor"
+        if not torch.compiler.is_compiling() and type(tensor) not in (Tensor, nn.Parameter):
+            return f"{name} is a {type(tensor).__name__}"
+    mask = given.get("attn_mask")
+    if mask is not None and given.get("is_causal"):
+        return "a mask beside is_causal"  # which torch refuses
+    if mask is not None and mask.dtype not in (torch.bool, given["query"].dtype):
+        return f"a mask of {mask.dtype} for a query of {given['query'].dtype}"
+    return None
+
+
+def _recomputed_elsewhere(running: _Running, given: dict[str, Any]) -> str | None:
+    """A function, not a module, that activation checkpointing runs again does so where no hook sees it.
+
+    Then the second run would be torch's: autograd would find other tensors than it saved, or dropout other numbers.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not running.saving:
+        return "it is in a function that torch.utils.checkpoint runs again past every module; checkpoint a module instead"
+    if running.recording and not torch.is_grad_enabled() and given.get("dropout_p", 0.0):
+        return "it drops weights with gradients off, as in a function that torch.utils.checkpoint runs again past every module"
+    return None

@@ -1,0 +1,73 @@
+"""Reading the code of a transformers model: which modules call the attention interface, with which eager function, and which
+names of implementations their code asks for. Nothing is run."""
+
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from attemper.capture.interface import Form
+
+# All that the eager functions of transformers 5 do, by the names in their code. One that does more is not known to be softmax
+# attention with mask, bias, softcap and sinks, and its model is kept.
+_KNOWN = frozenset(
+    "F nn torch functional matmul transpose softmax dropout contiguous repeat_kv num_key_value_groups float32 to dtype training "
+    "size reshape expand shape cat max values head_dim tanh type view logsumexp sigmoid unsqueeze float maybe_autocast device "
+    "getattr hasattr sinks".split()
+)
+_PARAMETERS = frozenset(
+    "module query key value query_states key_states value_states attention_mask scaling dropout softcap position_bias sinks s_aux "
+    "sliding_window kwargs".split()
+)
+
+
+def interface_of(module: nn.Module) -> types.FunctionType | None:
+    """The function of a module's class that asks the attention interface for its function, or None."""
+    return next((function for function in _functions(type(module)) if "get_interface" in function.__code__.co_names), None)
+
+
+def eager_of(module: nn.Module) -> Callable[..., Any] | None:
+    """The eager function that it hands to the interface as the default."""
+    asking = interface_of(module)
+    if asking is None:
+        return None
+    for name in asking.__code__.co_names:
+        found = asking.__globals__.get(name)
+        if "eager" in name and callable(found):
+            return found
+    return None
+
+
+def beyond(eager: Callable[..., Any], form: Form) -> list[str]:
+    """What an eager function names that is not known: of things it calls, and of its own parameters."""
+    code = getattr(inspect.unwrap(eager), "__code__", None)
+    if code is None:
+        return ["code that cannot be read"]
+    return sorted({*code.co_names} - _KNOWN | {*form.names} - _PARAMETERS)
+
+
+def names_asked(module: nn.Module) -> set[str]:
+    """Which of "eager" and "sdpa" the code of a module compares its config's implementation with."""
+    found: set[str] = set()
+    for function in _functions(type(module)):
+        code = function.__code__
+        if "_attn_implementation" in code.co_names:
+            constants = [each for const in code.co_consts for each in (const if isinstance(const, tuple) else (const,))]
+            found |= {each for each in constants if isinstance(each, str)} & {"eager", "sdpa"}
+    return found
+
+
+def _functions(kind: type) -> Iterator[types.FunctionType]:
+    """Every function of a class and of those it inherits from, up to torch's; nothing that a subclass overrides."""
+    seen: set[str] = set()
+    for owner in kind.__mro__:
+        if owner.__module__.partition(".")[0] == "torch" or owner.__module__ == "transformers.modeling_utils":
+            continue
+        for name, thing in vars(owner).items():
+            thing = inspect.unwrap(thing) if callable(thing) else thing
+            if isinstance(thing, types.FunctionType) and name not in seen:
+                seen.add(name)
+                if name != "__init__":
+                    yield thing

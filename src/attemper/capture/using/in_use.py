@@ -1,0 +1,129 @@
+"""`use`: a model's attention, computed by attemper until it is undone."""
+
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import nn
+
+from attemper.capture.unseen import find_unseen
+from attemper.capture.using import callers, configs, multihead
+from attemper.capture.using.notes import Kept, Notes, Replaced
+from attemper.errors import ArgumentError, UnsupportedError
+from attemper.ops import IMPLEMENTATIONS
+
+_MARK = "_attemper_use"
+_OWN_CODE = "it computes its attention in its own code, past transformers' attention interface and torch's functions"
+
+
+def use(model: nn.Module, *, impl: str = "auto") -> "Use":
+    """Compute the attention of a model by `attemper.attention`, until it is undone.
+
+        used = attemper.use(model)
+        model(**inputs)
+        used.replaced, used.kept
+        used.undo()
+
+    Also a context manager, `with attemper.use(model): ...`, which undoes at the end. Hugging Face models are switched through
+    their attention interface, `torch.nn.MultiheadAttention` modules become `attemper.nn.MultiheadAttention` where they stand, on
+    the same parameters, and calls of `F.scaled_dot_product_attention` are redirected while the model runs. What computes its
+    attention in another way is kept, and named with the reason. Outputs are those of before within rounding, but for rows that
+    may attend nothing, which give 0, and for the random numbers of dropout. See docs/use.md.
+
+    Args:
+        model: any module, in any mode, compiled or not.
+        impl: kernel of `attemper.attention`: "auto", "reference", "blocked", "cpu" or "triton".
+
+    Raises:
+        ArgumentError: model is no module, or impl no kernel. UnsupportedError: the kernel is not here, or the model, or a part
+            of it, is in use.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
+    _check(impl)
+    for name, module in model.named_modules():
+        if _MARK in module.__dict__:
+            what = f"its part {name!r}" if name else "it"
+            raise UnsupportedError(f"model: {what} is in use; undo() what use() returned for it (Use.of(model) finds that) first")
+    return Use(model, impl)
+
+
+def _check(impl: str) -> None:
+    here = {each.name: each.kernel is not None for each in IMPLEMENTATIONS}
+    if impl == "auto" or here.get(impl):
+        return
+    if impl not in here:
+        raise ArgumentError("impl", repr(impl), f"one of 'auto', {', '.join(map(repr, here))}")
+    raise UnsupportedError(f"impl: {impl!r} is not available here; {', '.join(repr(name) for name in here if here[name])} are")
+
+
+class Use:
+    """What `use` returns: what it replaced and what it kept, and the way back.
+
+    A copy of a model in use, by copy.deepcopy or pickle, is in use too, with a `Use` of its own, which `Use.of` finds.
+
+    Args:
+        model, impl: as in `use`.
+    """
+
+    def __init__(self, model: nn.Module, impl: str) -> None:
+        self._model = model
+        self._notes = Notes(impl)
+        self._undo: list[Callable[[], None]] = []
+        try:
+            self._undo += configs.switch(model, self._notes)
+            self._undo += multihead.convert(model, self._notes)
+            self._undo += callers.watch(model, self._notes)
+        except BaseException:
+            self.undo()
+            raise
+        for module in model.modules():
+            module.__dict__[_MARK] = self
+        _forget_compiled()
+
+    @staticmethod
+    def of(model: nn.Module) -> "Use | None":
+        """The object in charge of a model in use, or None."""
+        return model.__dict__.get(_MARK)
+
+    @property
+    def replaced(self) -> tuple[Replaced, ...]:
+        """Modules whose attention is attemper's, in the model's order. Callers of SDPA are known once they have called."""
+        how = self._notes.replaced
+        return tuple(Replaced(name, how[name]) for name, _ in self._model.named_modules() if name in how)
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """Attention modules that were left alone, and calls that were, with the reason. Ask after a forward pass."""
+        notes = self._notes
+        reasons = {
+            each.module: each.reason if each.module in notes.watched or each.module in notes.refused else _OWN_CODE
+            for each in find_unseen(self._model, notes)
+        } | notes.kept
+        return tuple(Kept(name, reasons[name]) for name, _ in self._model.named_modules() if name in reasons)
+
+    def undo(self) -> None:
+        """Put everything back. A second time does nothing."""
+        while self._undo:
+            self._undo.pop()()
+        for module in self._model.modules():
+            if module.__dict__.get(_MARK) is self:
+                del module.__dict__[_MARK]
+        _forget_compiled()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.undo()
+
+    def __repr__(self) -> str:
+        return f"Use(replaced={len(self.replaced)}, kept={len(self.kept)})"
+
+
+def _forget_compiled() -> None:
+    """Graphs that torch.compile has made hold what the model was: it does not look at hooks again."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()

@@ -1,0 +1,108 @@
+"""nn.MultiheadAttention modules become attemper's where they stand.
+
+The class of the module is changed and nothing else of it: the same object with the same parameters, hooks, children and mode, so
+that optimizers, references to it and the keys of its state dict stay. It remains an instance of torch's class too, and undone it
+is what it was.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attemper.capture.using.notes import Notes
+from attemper.nn import MultiheadAttention
+
+HOW = "as attemper.nn.MultiheadAttention, on the same parameters"
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class Converted(MultiheadAttention, nn.MultiheadAttention):
+    """`attemper.nn.MultiheadAttention` in the place of torch's. Nested tensors go to torch's own code, and are noted."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """See `attemper.nn.MultiheadAttention`."""
+        if not query.is_nested:
+            return super().forward(query, key, value, *args, **kwargs)
+        notes, name, fused = self._attemper_place
+        notes.refuse(name, "it was given nested tensors, which only torch's own module takes")
+        self._qkv_same_embed_dim = fused  # what torch's code reads
+        try:
+            return nn.MultiheadAttention.forward(self, query, key, value, *args, **kwargs)
+        finally:
+            self._qkv_same_embed_dim = False
+
+
+def convert(model: nn.Module, notes: Notes) -> list[Callable[[], None]]:
+    """Convert what can be, and note it; returns what undoes it."""
+    undo: list[Callable[[], None]] = []
+    converted = False
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.MultiheadAttention):
+            continue
+        reason = _reason(module)
+        if reason is None:
+            undo.append(_Conversion(name, module, notes))
+            notes.replace(name, HOW)
+            converted = True
+        else:
+            notes.keep(name, reason)
+    if converted:
+        encoders = (module for module in model.modules() if isinstance(module, nn.TransformerEncoder))
+        undo += [_Dense(encoder) for encoder in encoders if any(isinstance(each, Converted) for each in encoder.modules())]
+    return undo
+
+
+def _reason(module: nn.MultiheadAttention) -> str | None:
+    """Why a module is kept: whatever might make its code, or that of its parts, another than torch's."""
+    kind = type(module)
+    if kind is not nn.MultiheadAttention:
+        return f"it is a {kind.__module__}.{kind.__qualname__}, whose code may differ from torch.nn.MultiheadAttention's"
+    out = module.out_proj
+    if "forward" in module.__dict__ or "forward" in out.__dict__:
+        return "somebody has replaced its forward method"
+    if not isinstance(out, nn.Linear) or type(out).forward is not nn.Linear.forward:
+        return f"its out_proj is a {type(out).__qualname__}, of which torch's module reads the weight alone"
+    if out._forward_hooks or out._forward_pre_hooks or out._backward_hooks or out._backward_pre_hooks:
+        return "hooks sit on its out_proj, which torch's module never calls"
+    weights = ["in_proj_weight"] if module._qkv_same_embed_dim else ["q_proj_weight", "k_proj_weight", "v_proj_weight"]
+    missing = [name for name in weights if module._parameters.get(name) is None]
+    if missing:
+        return f"its {missing[0]} is no parameter of it: something computes it"
+    if out.weight.dtype not in _DTYPES:
+        return f"its parameters are {out.weight.dtype}"
+    return None
+
+
+class _Conversion:
+    """The change of one module's class, and back."""
+
+    def __init__(self, name: str, module: nn.MultiheadAttention, notes: Notes) -> None:
+        fields = MultiheadAttention.shaped_like(module, device="meta", impl=notes.impl).__dict__
+        self.module, self.fused = module, module._qkv_same_embed_dim
+        self.added = [field for field in fields if field not in module.__dict__] + ["_attemper_place"]
+        module.__dict__.update({field: fields[field] for field in self.added[:-1]})
+        module.__dict__["_attemper_place"] = (notes, name, self.fused)
+        # Torch's encoder modules read this to decide on their fused path, which would take the weights and pass ours by.
+        module._qkv_same_embed_dim = False
+        module.__class__ = Converted
+
+    def __call__(self) -> None:
+        self.module.__class__ = nn.MultiheadAttention
+        self.module._qkv_same_embed_dim = self.fused
+        for field in self.added:
+            self.module.__dict__.pop(field, None)
+
+
+class _Dense:
+    """Keeps a torch encoder from making nested tensors of padded ones for a fused path that is off, and back."""
+
+    def __init__(self, encoder: nn.TransformerEncoder) -> None:
+        self.encoder, self.before = encoder, encoder.__dict__.get("use_nested_tensor")
+        if self.before is not None:
+            encoder.use_nested_tensor = False
+
+    def __call__(self) -> None:
+        if self.before is not None:
+            self.encoder.use_nested_tensor = self.before

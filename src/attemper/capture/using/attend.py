@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attemper.capture.huggingface import OWN
@@ -66,7 +67,10 @@ def _attend(
     if call is None:
         return plain(module, query, key, value, attention_mask, **kwargs)
     given = {"module": module, "query": query, "key": key, "value": value, "attention_mask": attention_mask, **kwargs}
+    weights_wanted = kwargs.get("output_attentions") or _collected()
     reason = indescribable(call.form, given)
+    if reason is None and weights_wanted and call.form.sinks is not None:
+        reason = "its weights were asked for, which models with sinks give in ways of their own"
     if reason is not None:
         call.notes.refuse(call.name, f"{reason}; it called what it would have called without attemper")
         return plain(module, query, key, value, attention_mask, **kwargs)
@@ -78,11 +82,20 @@ def _attend(
         "softcap": found.softcap,
         "sinks": found.sinks,
     }
-    if kwargs.get("output_attentions"):
+    if weights_wanted:
         output, weights, _ = attention_with_weights(*arguments, **options)
         return output.transpose(1, 2).contiguous(), weights
     output = attention(*arguments, **options, impl=call.notes.impl)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _collected() -> bool:
+    """Whether transformers collects weights from the module that runs; not every model hands the request down to us."""
+    if torch.compiler.is_compiling():  # it does not collect there
+        return False
+    collector = getattr(sys.modules.get("transformers.utils.output_capturing"), "_active_collector", None)
+    wanted = None if collector is None else collector.get()
+    return wanted is not None and any("attentions" in name for name in wanted)
 
 
 def form_for(kind: str, plain: Callable[..., Any]) -> Form:

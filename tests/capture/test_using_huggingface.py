@@ -89,7 +89,7 @@ def test_two_models_in_use_keep_their_own_kernels() -> None:
     torch.testing.assert_close(seen[0].logits[0], seen[1].logits[0], **NEAR)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "t5"])
+@pytest.mark.parametrize("name", ["llama", "t5"])
 def test_a_compiled_model_is_one_graph(name: str) -> None:
     torch._dynamo.reset()
     model, inputs = build(name, padding="none" if name == "t5" else "right")
@@ -205,7 +205,9 @@ def test_an_implementation_that_somebody_registered_is_kept() -> None:
 def test_an_eager_function_that_does_more_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.models.gemma2 import modeling_gemma2
 
-    def eager_attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
+    def eager_attention_forward(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+    ) -> Any:
         weights = torch.sigmoid(query @ key.transpose(2, 3).repeat_interleave(2, 1))
         return (weights @ value.repeat_interleave(2, 1)).transpose(1, 2), weights
 
@@ -251,7 +253,22 @@ def test_a_call_that_goes_back_to_the_model_is_named() -> None:
         output = model(**inputs, output_attentions=True)
     assert same(plain, output)
     assert [each.module for each in used.kept] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
-    assert used.kept[0].reason.startswith("its weights were asked for, which models with sinks give in ways of their own; it called")
+    assert used.kept[0].reason.startswith(
+        "its weights were asked for, which models with sinks give in ways of their own; it called"
+    )
+
+
+def test_what_ours_refuses_goes_to_the_models_own_function() -> None:
+    model, inputs = build("llama", padding="none")
+    attention = model.model.layers[1].self_attn
+    attention.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, kwargs | {"attention_mask": torch.zeros(3, 1, 11, 7)}), with_kwargs=True
+    )
+    used = attemper.use(model)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="7"):  # in SDPA's words
+        model(**inputs, use_cache=False)
+    assert [each.module for each in used.kept] == ["model.layers.1.self_attn"]
+    assert "attn_mask" in used.kept[0].reason
 
 
 def test_a_model_that_ran_on_sdpa_gives_weights_where_sdpa_does_not() -> None:

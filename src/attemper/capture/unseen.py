@@ -12,6 +12,7 @@ from attemper.capture.record import Unseen
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _PART = re.compile(r"(norm|dropout|embeddings?|bias|mask|output)$", re.IGNORECASE)  # parts that carry the word and do not attend
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
+NEVER_RAN = "it never ran"
 _IN_SCRIPT = re.compile(r"softmax|scaled_dot_product_attention|multi_head_attention|baddbmm")
 
 
@@ -49,7 +50,7 @@ def find_unseen(model: nn.Module, recorder: Watcher) -> tuple[Unseen, ...]:
         if recorder.ran[name]:
             reasons[name] = "it ran, and neither a call that capture sees nor a softmax over logits was seen in it"
         elif not _any_inside(name, recorder.ran):
-            reasons[name] = "it never ran"
+            reasons[name] = NEVER_RAN
     order = {name: place for place, (name, _) in enumerate(model.named_modules())}
     return tuple(Unseen(name, reasons[name]) for name in sorted(reasons, key=lambda name: order.get(name, 0)))
 

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from attemper.capture.huggingface import OWN
-from attemper.capture.interface import Form, asked, form_of, indescribable
+from attemper.capture.interface import Asked, Form, asked, form_of, indescribable
 from attemper.capture.using.eager import eager_of
 from attemper.capture.using.notes import Notes
+from attemper.errors import ArgumentError
 from attemper.ops import attention, attention_with_weights
 
 NAMES = {"sdpa": "attemper", "eager": "attemper_eager"}  # what a model is switched to, by what its code takes it for
@@ -71,10 +72,17 @@ def _attend(
     reason = indescribable(call.form, given)
     if reason is None and weights_wanted and call.form.sinks is not None:
         reason = "its weights were asked for, which models with sinks give in ways of their own"
-    if reason is not None:
-        call.notes.refuse(call.name, f"{reason}; it called what it would have called without attemper")
-        return plain(module, query, key, value, attention_mask, **kwargs)
-    found = asked(call.form, given)
+    if reason is None:
+        try:
+            return _computed(asked(call.form, given), bool(weights_wanted), call.notes.impl)
+        except ArgumentError as error:  # the model's own function takes it, or refuses it in its own words
+            reason = str(error)
+    call.notes.refuse(call.name, f"{reason}; it called what it would have called without attemper")
+    return plain(module, query, key, value, attention_mask, **kwargs)
+
+
+def _computed(found: Asked, weights_wanted: bool, impl: str) -> tuple[Tensor, Tensor | None]:
+    """Output, [batch, queries, heads, width], and weights, [batch, heads, queries, keys], if they are wanted."""
     arguments = (found.query, found.key, found.value, found.mask, found.dropout_p, found.is_causal)
     options = {
         "scale": found.scale,
@@ -84,9 +92,9 @@ def _attend(
     }
     if weights_wanted:
         output, weights, _ = attention_with_weights(*arguments, **options)
-        return output.transpose(1, 2).contiguous(), weights
-    output = attention(*arguments, **options, impl=call.notes.impl)
-    return output.transpose(1, 2).contiguous(), None
+    else:
+        output, weights = attention(*arguments, **options, impl=impl), None
+    return output.transpose(1, 2).contiguous(), weights
 
 
 def _collected() -> bool:

@@ -10,12 +10,14 @@ What it must hold:
 
 import inspect
 import sys
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from attemper.capture.functional import SDPA, SDPA_ARGUMENTS, SOFTMAX, over_logits
@@ -35,15 +37,32 @@ class _Running(NamedTuple):
 
 
 class Redirect(TorchFunctionMode):
-    """Sees every torch function of a thread while modules in use run there, and redirects attention."""
+    """Sees every torch function of a thread while modules in use run there, and redirects attention.
 
-    def __init__(self, running: list[_Running]) -> None:
+    Args:
+        running: the modules that run, the outermost first.
+        begun: the frame that called the outermost. A keyboard interrupt passes by the hooks that would leave the mode.
+    """
+
+    def __init__(self, running: list[_Running], begun: types.FrameType | None = None) -> None:
         super().__init__()
-        self.running = running
+        self.running, self.begun = running, begun
+
+    def interrupted(self) -> bool:
+        """Whether the outermost module is running no more."""
+        if self.begun is None:
+            return False
+        try:
+            self.begun.clear()
+        except RuntimeError:  # a frame that runs cannot be cleared
+            return False
+        return True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in SDPA:
+            if not torch.compiler.is_compiling() and self.interrupted():
+                return func(*args, **kwargs)
             return _redirect(self.running[-1], func, args, kwargs)
         notes, name = self.running[-1].caller.notes, self.running[-1].caller.name
         if func in SOFTMAX and over_logits(args, kwargs):
@@ -78,12 +97,14 @@ class Caller:
             self.traced.__enter__()
             return
         self.notes.ran[self.name] += 1
-        running = _Running(self, torch._C._autograd._top_saved_tensors_default_hooks(True), torch.is_grad_enabled())
+        running = _Running(self, _top_saved_tensors_default_hooks(True), torch.is_grad_enabled())
         top = _get_current_function_mode()
-        if isinstance(top, Redirect):
-            top.running.append(running)
+        if not isinstance(top, Redirect):
+            Redirect([running], sys._getframe(1)).__enter__()
+        elif top.interrupted():
+            top.running[:], top.begun = [running], sys._getframe(1)
         else:
-            Redirect([running]).__enter__()
+            top.running.append(running)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook, called after exceptions too."""
@@ -92,6 +113,9 @@ class Caller:
             return
         top = _get_current_function_mode()
         if not isinstance(top, Redirect):  # the model has entered a mode of its own and not left it
+            return
+        if top is self.traced:  # entered in a graph that broke before this
+            top.__exit__(None, None, None)
             return
         for depth in range(len(top.running) - 1, -1, -1):
             if top.running[depth].caller is self:
@@ -146,7 +170,9 @@ def _redirect(running: _Running, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _attend(given: dict[str, Any], impl: str) -> Tensor:
-    options = {option: given[option] for option in ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa") if option in given}
+    options = {
+        option: given[option] for option in ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa") if option in given
+    }
     query, key, value = given["query"], given["key"], given["value"]
     if key.ndim > 2 and key.shape[-3] == value.shape[-3] == 1:
         options["enable_gqa"] = True  # torch broadcasts a single head without being asked
@@ -169,7 +195,7 @@ def _reason(given: dict[str, Any]) -> str | None:
             return f"{name} is a {type(tensor).__name__}"
     mask = given.get("attn_mask")
     if mask is not None and given.get("is_causal"):
-        return "a mask beside is_causal"  # which torch refuses
+        return "a mask beside is_causal"  # refused or obeyed, by torch's version and kernel
     if mask is not None and mask.dtype not in (torch.bool, given["query"].dtype):
         return f"a mask of {mask.dtype} for a query of {given['query'].dtype}"
     return None
@@ -182,7 +208,7 @@ def _recomputed_elsewhere(running: _Running, given: dict[str, Any]) -> str | Non
     """
     if torch.compiler.is_compiling():
         return None
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not running.saving:
+    if _top_saved_tensors_default_hooks(True) != running.saving:
         return "it is in a function that torch.utils.checkpoint runs again past every module; checkpoint a module instead"
     if running.recording and not torch.is_grad_enabled() and given.get("dropout_p", 0.0):
         return "it drops weights with gradients off, as in a function that torch.utils.checkpoint runs again past every module"

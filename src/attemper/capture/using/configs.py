@@ -66,7 +66,7 @@ def _choose(model: nn.Module, config: Any, users: list[_User]) -> tuple[str, str
     if origin not in ("eager", "sdpa", "flex_attention") and not origin.startswith("flash_attention"):
         return "", f"its attention implementation, {origin!r}, is none of transformers' own"
     readers = [module for module in model.modules() if getattr(module, "config", None) is config]
-    asked = set().union(*map(names_asked, readers))
+    asked = set().union(*(names_asked(type(module)) for module in readers))
     # Where the code asks whether the name is "sdpa", a name of ours is taken for eager, and the other way round.
     wanted = ["eager", "sdpa"] if origin == "eager" else ["sdpa", "eager"]
     if not all(getattr(module, "_supports_sdpa", True) for module in readers):
@@ -101,11 +101,10 @@ def _switch_around(model: nn.Module, configs: dict[int, Any], kinds: dict[int, s
         if id(config) in configs or not hasattr(config, _FIELD):
             continue
         below = {id(getattr(inner, "config", None)) for inner in module.modules()} & {*configs}
-        found = {kinds.get(key) for key in below}
-        if len(found) == 1 and None not in found:
-            configs[id(config)] = config
+        found = {kinds.get(key, "") for key in below}  # "" is one that is kept
+        if found in ({"sdpa"}, {"eager"}):
             (kind,) = found
-            kinds[id(config)] = kind
+            configs[id(config)], kinds[id(config)] = config, kind
             yield _set(config, NAMES[kind])
 
 

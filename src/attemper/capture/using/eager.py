@@ -1,7 +1,10 @@
 """Reading the code of a transformers model: which modules call the attention interface, with which eager function, and which
-names of implementations their code asks for. Nothing is run."""
+names of implementations their code asks for. Nothing is run.
+"""
 
+import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,20 +15,31 @@ from attemper.capture.interface import Form
 
 # All that the eager functions of transformers 5 do, by the names in their code. One that does more is not known to be softmax
 # attention with mask, bias, softcap and sinks, and its model is kept.
-_KNOWN = frozenset(
-    "F nn torch functional matmul transpose softmax dropout contiguous repeat_kv num_key_value_groups float32 to dtype training "
-    "size reshape expand shape cat max values head_dim tanh type view logsumexp sigmoid unsqueeze float maybe_autocast device "
-    "getattr hasattr sinks".split()
-)
-_PARAMETERS = frozenset(
-    "module query key value query_states key_states value_states attention_mask scaling dropout softcap position_bias sinks s_aux "
-    "sliding_window kwargs".split()
-)
+_KNOWN = {
+    *("F", "nn", "torch", "functional", "getattr", "hasattr", "repeat_kv", "num_key_value_groups", "head_dim", "sinks"),
+    *("matmul", "softmax", "dropout", "training", "tanh", "max", "values", "logsumexp", "sigmoid", "cat", "maybe_autocast"),
+    *("transpose", "contiguous", "reshape", "expand", "view", "unsqueeze", "size", "shape"),
+    *("to", "type", "dtype", "float", "float32", "device"),
+}
+_PARAMETERS = {
+    *("module", "query", "key", "value", "query_states", "key_states", "value_states", "attention_mask"),
+    *("scaling", "dropout", "softcap", "position_bias", "sinks", "s_aux", "sliding_window", "kwargs"),
+}
 
 
 def interface_of(module: nn.Module) -> types.FunctionType | None:
     """The function of a module's class that asks the attention interface for its function, or None."""
-    return next((function for function in _functions(type(module)) if "get_interface" in function.__code__.co_names), None)
+    return _interface_of(type(module))
+
+
+@functools.lru_cache(maxsize=4096)
+def _interface_of(kind: type) -> types.FunctionType | None:
+    interface = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", ())
+    for function in _functions(kind):
+        names = function.__code__.co_names
+        if "get_interface" in names and any(isinstance(function.__globals__.get(name), interface) for name in names):
+            return function
+    return None
 
 
 def eager_of(module: nn.Module) -> Callable[..., Any] | None:
@@ -48,10 +62,11 @@ def beyond(eager: Callable[..., Any], form: Form) -> list[str]:
     return sorted({*code.co_names} - _KNOWN | {*form.names} - _PARAMETERS)
 
 
-def names_asked(module: nn.Module) -> set[str]:
-    """Which of "eager" and "sdpa" the code of a module compares its config's implementation with."""
+@functools.lru_cache(maxsize=4096)
+def names_asked(kind: type) -> set[str]:
+    """Which of "eager" and "sdpa" the code of a module's class compares its config's implementation with."""
     found: set[str] = set()
-    for function in _functions(type(module)):
+    for function in _functions(kind):
         code = function.__code__
         if "_attn_implementation" in code.co_names:
             constants = [each for const in code.co_consts for each in (const if isinstance(const, tuple) else (const,))]

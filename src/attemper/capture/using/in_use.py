@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from attemper.capture.unseen import find_unseen
+from attemper.capture.unseen import NEVER_RAN, find_unseen
 from attemper.capture.using import callers, configs, multihead
 from attemper.capture.using.notes import Kept, Notes, Replaced
 from attemper.errors import ArgumentError, UnsupportedError
@@ -99,7 +99,7 @@ class Use:
         """Attention modules that were left alone, and calls that were, with the reason. Ask after a forward pass."""
         notes = self._notes
         reasons = {
-            each.module: each.reason if each.module in notes.watched or each.module in notes.refused else _OWN_CODE
+            each.module: _OWN_CODE if each.reason == NEVER_RAN and each.module not in notes.watched else each.reason
             for each in find_unseen(self._model, notes)
         } | notes.kept
         return tuple(Kept(name, reasons[name]) for name, _ in self._model.named_modules() if name in reasons)

@@ -18,8 +18,10 @@ HOW = "as attemper.nn.MultiheadAttention, on the same parameters"
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-class Converted(MultiheadAttention, nn.MultiheadAttention):
+class ConvertedMultiheadAttention(MultiheadAttention, nn.MultiheadAttention):  # pyrefly: ignore[inconsistent-inheritance]
     """`attemper.nn.MultiheadAttention` in the place of torch's. Nested tensors go to torch's own code, and are noted."""
+
+    _attemper_place: tuple[Notes, str, bool]  # where to note what, and whether torch's fused path knew the weights
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
         """See `attemper.nn.MultiheadAttention`."""
@@ -50,7 +52,7 @@ def convert(model: nn.Module, notes: Notes) -> list[Callable[[], None]]:
             notes.keep(name, reason)
     if converted:
         encoders = (module for module in model.modules() if isinstance(module, nn.TransformerEncoder))
-        undo += [_Dense(encoder) for encoder in encoders if any(isinstance(each, Converted) for each in encoder.modules())]
+        undo += [_Dense(encoder) for encoder in encoders if any(isinstance(each, ConvertedMultiheadAttention) for each in encoder.modules())]
     return undo
 
 
@@ -86,7 +88,7 @@ class _Conversion:
         module.__dict__["_attemper_place"] = (notes, name, self.fused)
         # Torch's encoder modules read this to decide on their fused path, which would take the weights and pass ours by.
         module._qkv_same_embed_dim = False
-        module.__class__ = Converted
+        module.__class__ = ConvertedMultiheadAttention
 
     def __call__(self) -> None:
         self.module.__class__ = nn.MultiheadAttention

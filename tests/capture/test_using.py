@@ -1,0 +1,81 @@
+"""The face of `use`: what it takes, what it refuses, and what it returns."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import attemper
+from attemper.capture.using import Kept, Replaced, Use
+from attemper.errors import ArgumentError, UnsupportedError
+from tests.running import run
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"model: got list; expected a torch\.nn\.Module"):
+        attemper.use([nn.Linear(2, 2)])  # pyrefly: ignore
+
+
+def test_a_kernel_that_is_not_there_is_refused_at_once() -> None:
+    with pytest.raises(ArgumentError, match=r"impl: got 'fast'; expected one of 'auto', 'reference'"):
+        attemper.use(nn.Linear(2, 2), impl="fast")
+    with pytest.raises(UnsupportedError, match=r"impl: 'triton' is not available here; 'reference', 'blocked'"):
+        attemper.use(nn.Linear(2, 2), impl="triton")
+
+
+def test_a_model_or_a_part_of_it_is_in_use_once() -> None:
+    model = nn.Sequential(nn.MultiheadAttention(4, 2), nn.Linear(4, 4))
+    part = attemper.use(model[0])
+    with pytest.raises(UnsupportedError, match=r"model: its part '0' is in use; undo\(\)"):
+        attemper.use(model)
+    part.undo()
+    whole = attemper.use(model)
+    assert Use.of(model) is whole
+    for again in (model, model[1]):
+        with pytest.raises(UnsupportedError, match=r"model: it is in use; undo\(\)"):
+            attemper.use(again)
+    whole.undo()
+    whole.undo()
+    assert Use.of(model) is None
+    with attemper.use(model) as third:
+        assert third.replaced == (Replaced("0", "as attemper.nn.MultiheadAttention, on the same parameters"),)
+    assert type(model[0]) is nn.MultiheadAttention
+
+
+def test_the_context_undoes_after_an_error() -> None:
+    model = nn.MultiheadAttention(4, 2)
+    with pytest.raises(ValueError, match="inside"), attemper.use(model):
+        raise ValueError("inside")
+    assert type(model) is nn.MultiheadAttention
+
+
+def test_a_model_without_attention() -> None:
+    used = attemper.use(nn.Linear(2, 2))
+    assert (used.replaced, used.kept) == ((), ())
+    assert repr(used) == "Use(replaced=0, kept=0)"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_scripted_module_is_kept() -> None:
+    class Script(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    model = nn.Sequential(torch.jit.trace(Script(), torch.randn(1, 2, 3, 4)))
+    used = attemper.use(model)
+    model(torch.randn(1, 2, 3, 4))
+    assert used.kept[0].module == "0"
+    assert "TorchScript" in used.kept[0].reason
+    assert isinstance(used.kept[0], Kept)
+
+
+def test_it_needs_no_optional_package() -> None:
+    code = """
+import sys
+sys.modules["transformers"] = None
+import torch, attemper
+model = torch.nn.TransformerEncoderLayer(4, 2, 4)
+print(len(attemper.use(model).replaced))
+"""
+    assert run(sys.executable, "-W", "ignore", "-c", code).split() == ["1"]

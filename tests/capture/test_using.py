@@ -1,5 +1,7 @@
 """The face of `use`: what it takes, what it refuses, and what it returns."""
 
+import copy
+import pickle
 import sys
 
 import pytest
@@ -41,6 +43,17 @@ def test_a_model_or_a_part_of_it_is_in_use_once() -> None:
     with attemper.use(model) as third:
         assert third.replaced == (Replaced("0", "as attemper.nn.MultiheadAttention, on the same parameters"),)
     assert type(model[0]) is nn.MultiheadAttention
+
+
+def test_a_copy_of_a_part_is_no_more_than_that() -> None:
+    model = nn.Sequential(nn.MultiheadAttention(4, 2), nn.Linear(100, 100))
+    attemper.use(model)
+    part = copy.deepcopy(model[0])
+    assert isinstance(part, attemper.nn.MultiheadAttention)
+    assert Use.of(part) is None
+    assert len(pickle.dumps(model[0])) < 10_000
+    with pytest.raises(UnsupportedError, match=r"model: it is in use"):
+        attemper.use(part)
 
 
 def test_the_context_undoes_after_an_error() -> None:

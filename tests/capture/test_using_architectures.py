@@ -2,6 +2,7 @@
 eager attention, weights where they are asked for, generation with a cache, and the way back."""
 
 import copy
+import sys
 from typing import Any
 
 import pytest
@@ -91,7 +92,9 @@ def test_outputs_and_gradients_are_within_the_error_budget(name: str) -> None:
 
 
 def test_at_least_forty_architectures_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    assert int(capsys.readouterr().out.split()[0]) >= 40
+    with capsys.disabled():
+        sys.stdout.write(f"\n{len(COMPARED)} architectures compared, {len(GENERATING)} of them generate\n")
+    assert len(COMPARED) >= 40
 
 
 @pytest.mark.parametrize("name", COMPARED)

@@ -223,6 +223,22 @@ def test_an_eager_function_that_does_more_is_kept(monkeypatch: pytest.MonkeyPatc
     ] * 2
 
 
+@pytest.mark.parametrize(
+    ("name", "attn", "ours"),
+    [
+        ("llama", "sdpa", "attemper"),
+        ("llama", "eager", "attemper_eager"),
+        ("gemma2", "eager", "attemper_eager"),  # SDPA has no softcap: its masks are its eager code's
+        ("gemma4", "sdpa", "attemper_eager"),  # asks for "sdpa" where a mask may be left out; for any other name none is
+        ("gpt2", "eager", "attemper"),  # asks for "eager" where it upcasts; any other name is SDPA to it
+    ],
+)
+def test_a_name_of_ours_is_taken_for_what_it_stands_in_for(name: str, attn: str, ours: str) -> None:
+    model, _ = build(name, attn=attn)
+    attemper.use(model)
+    assert implementation(model) == ours
+
+
 @pytest.mark.parametrize("attn", ["sdpa", "eager"])
 def test_a_model_whose_code_asks_for_names_is_kept(attn: str) -> None:
     from transformers import DeepseekV32Config, DeepseekV32ForCausalLM

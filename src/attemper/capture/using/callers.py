@@ -134,7 +134,7 @@ def _may_call(module: nn.Module) -> bool:
     if isinstance(module, torch.jit.ScriptModule):
         return False
     place = type(module).__module__
-    if place.startswith(("torch.nn.", "torch._dynamo.", "attemper.")):
+    if place.startswith(("torch.nn.", "torch._dynamo.", "attemper.nn.", "attemper.capture.")):
         return False
     if place.startswith("transformers."):
         return any("scaled_dot_product_attention" in _text_of(owner.__module__) for owner in type(module).__mro__)

@@ -14,7 +14,8 @@ from attemper.capture.using.notes import Kept, Notes, Replaced
 from attemper.errors import ArgumentError, UnsupportedError
 from attemper.ops import IMPLEMENTATIONS
 
-_MARK = "_attemper_use"
+_MARK = "_attemper_use"  # on the model: its Use
+_PART = "_attemper_notes"  # on every module of it: the notes, which do not know the model, so that a copy of a part is no more
 _OWN_CODE = "it computes its attention in its own code, past transformers' attention interface and torch's functions"
 
 
@@ -44,7 +45,7 @@ def use(model: nn.Module, *, impl: str = "auto") -> "Use":
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
     _check(impl)
     for name, module in model.named_modules():
-        if _MARK in module.__dict__:
+        if _PART in module.__dict__:
             what = f"its part {name!r}" if name else "it"
             raise UnsupportedError(f"model: {what} is in use; undo() what use() returned for it (Use.of(model) finds that) first")
     return Use(model, impl)
@@ -62,7 +63,8 @@ def _check(impl: str) -> None:
 class Use:
     """What `use` returns: what it replaced and what it kept, and the way back.
 
-    A copy of a model in use, by copy.deepcopy or pickle, is in use too, with a `Use` of its own, which `Use.of` finds.
+    A copy of a model in use, by copy.deepcopy or pickle, is in use too, with a `Use` of its own, which `Use.of` finds. A copy of
+    a part of it is in use for good.
 
     Args:
         model, impl: as in `use`.
@@ -79,8 +81,9 @@ class Use:
         except BaseException:
             self.undo()
             raise
+        model.__dict__[_MARK] = self
         for module in model.modules():
-            module.__dict__[_MARK] = self
+            module.__dict__[_PART] = self._notes
         _forget_compiled()
 
     @staticmethod
@@ -108,9 +111,10 @@ class Use:
         """Put everything back. A second time does nothing."""
         while self._undo:
             self._undo.pop()()
+        self._model.__dict__.pop(_MARK, None)
         for module in self._model.modules():
-            if module.__dict__.get(_MARK) is self:
-                del module.__dict__[_MARK]
+            if module.__dict__.get(_PART) is self._notes:
+                del module.__dict__[_PART]
         _forget_compiled()
 
     def __enter__(self) -> Self:

@@ -52,7 +52,11 @@ def convert(model: nn.Module, notes: Notes) -> list[Callable[[], None]]:
             notes.keep(name, reason)
     if converted:
         encoders = (module for module in model.modules() if isinstance(module, nn.TransformerEncoder))
-        undo += [_Dense(encoder) for encoder in encoders if any(isinstance(each, ConvertedMultiheadAttention) for each in encoder.modules())]
+        undo += [
+            _Dense(encoder)
+            for encoder in encoders
+            if any(isinstance(each, ConvertedMultiheadAttention) for each in encoder.modules())
+        ]
     return undo
 
 

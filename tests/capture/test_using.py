@@ -43,6 +43,22 @@ def test_a_model_or_a_part_of_it_is_in_use_once() -> None:
     with attemper.use(model) as third:
         assert third.replaced == (Replaced("0", "as attemper.nn.MultiheadAttention, on the same parameters"),)
     assert type(model[0]) is nn.MultiheadAttention
+    fourth = attemper.use(model)
+    whole.undo()
+    assert Use.of(model) is fourth
+
+
+def test_what_fails_halfway_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise MemoryError("no more")
+
+    layer = nn.TransformerEncoderLayer(4, 2, 4, batch_first=True)
+    broken = nn.Sequential(nn.MultiheadAttention(4, 2), nn.TransformerEncoder(layer, 1))
+    monkeypatch.setattr("attemper.capture.using.multihead._Dense", fail)
+    with pytest.raises(MemoryError, match="no more"):
+        attemper.use(broken)
+    assert type(broken[0]) is nn.MultiheadAttention
+    assert Use.of(broken) is None
 
 
 def test_a_copy_of_a_part_is_no_more_than_that() -> None:

@@ -11,7 +11,7 @@ What it must hold:
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -125,9 +125,11 @@ class Caller:
             top.__exit__(None, None, None)
 
 
-def watch(model: nn.Module, notes: Notes) -> list[Callable[[], None]]:
-    """Put hooks on every module that might call it; returns what takes them off."""
-    return [Caller(name, module, notes) for name, module in model.named_modules() if _may_call(module)]
+def watch(model: nn.Module, notes: Notes) -> Iterator[Callable[[], None]]:
+    """Put hooks on every module that might call it; yields what takes them off."""
+    for name, module in model.named_modules():
+        if _may_call(module):
+            yield Caller(name, module, notes)
 
 
 def _may_call(module: nn.Module) -> bool:

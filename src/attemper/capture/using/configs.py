@@ -7,7 +7,7 @@ What it must hold:
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -27,10 +27,11 @@ class _User(NamedTuple):
     module: nn.Module
 
 
-def switch(model: nn.Module, notes: Notes) -> list[Callable[[], None]]:
-    """Switch what can be, and note it; returns what undoes it."""
+def switch(model: nn.Module, notes: Notes) -> Iterator[Callable[[], None]]:
+    """Switch what can be, and note it; yields what undoes each step, once it is done."""
     if "transformers.modeling_utils" not in sys.modules:
-        return []
+        return
+    register()
     users: dict[int, list[_User]] = {}
     configs: dict[int, Any] = {}
     for name, module in model.named_modules():
@@ -41,7 +42,6 @@ def switch(model: nn.Module, notes: Notes) -> list[Callable[[], None]]:
                 continue
             configs[id(config)] = config
             users.setdefault(id(config), []).append(_User(name, module))
-    undo: list[Callable[[], None]] = []
     kinds: dict[int, str] = {}
     for key, config in configs.items():
         kind, reason = _choose(model, config, users[key])
@@ -50,12 +50,10 @@ def switch(model: nn.Module, notes: Notes) -> list[Callable[[], None]]:
                 notes.keep(user.name, reason)
             continue
         kinds[key] = kind
-        undo += [_mark(user, kind, notes) for user in users[key]]
-        undo.append(_set(config, NAMES[kind]))
-    if kinds:
-        register()
-        undo += _switch_around(model, configs, kinds)
-    return undo
+        for user in users[key]:
+            yield _mark(user, kind, notes)
+        yield _set(config, NAMES[kind])
+    yield from _switch_around(model, configs, kinds)
 
 
 def _choose(model: nn.Module, config: Any, users: list[_User]) -> tuple[str, str | None]:
@@ -94,7 +92,7 @@ def _mark(user: _User, kind: str, notes: Notes) -> Callable[[], None]:
     return _Unmark(user.module)
 
 
-def _switch_around(model: nn.Module, configs: dict[int, Any], kinds: dict[int, str]) -> Iterable[Callable[[], None]]:
+def _switch_around(model: nn.Module, configs: dict[int, Any], kinds: dict[int, str]) -> Iterator[Callable[[], None]]:
     """Configs of the models around, which may build the masks for those inside: to the one name that all below them have."""
     for module in model.modules():
         config = getattr(module, "config", None)

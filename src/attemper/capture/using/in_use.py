@@ -75,9 +75,9 @@ class Use:
         self._notes = Notes(impl)
         self._undo: list[Callable[[], None]] = []
         try:
-            self._undo += configs.switch(model, self._notes)
-            self._undo += multihead.convert(model, self._notes)
-            self._undo += callers.watch(model, self._notes)
+            for step in (configs.switch, multihead.convert, callers.watch):
+                for done in step(model, self._notes):
+                    self._undo.append(done)
         except BaseException:
             self.undo()
             raise
@@ -111,7 +111,8 @@ class Use:
         """Put everything back. A second time does nothing."""
         while self._undo:
             self._undo.pop()()
-        self._model.__dict__.pop(_MARK, None)
+        if Use.of(self._model) is self:
+            del self._model.__dict__[_MARK]
         for module in self._model.modules():
             if module.__dict__.get(_PART) is self._notes:
                 del module.__dict__[_PART]

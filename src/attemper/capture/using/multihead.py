@@ -5,7 +5,7 @@ that optimizers, references to it and the keys of its state dict stay. It remain
 is what it was.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -36,28 +36,22 @@ class ConvertedMultiheadAttention(MultiheadAttention, nn.MultiheadAttention):  #
             self._qkv_same_embed_dim = False
 
 
-def convert(model: nn.Module, notes: Notes) -> list[Callable[[], None]]:
-    """Convert what can be, and note it; returns what undoes it."""
-    undo: list[Callable[[], None]] = []
-    converted = False
+def convert(model: nn.Module, notes: Notes) -> Iterator[Callable[[], None]]:
+    """Convert what can be, and note it; yields what undoes each step, once it is done."""
     for name, module in model.named_modules():
         if not isinstance(module, nn.MultiheadAttention):
             continue
         reason = _reason(module)
         if reason is None:
-            undo.append(_Conversion(name, module, notes))
+            yield _Conversion(name, module, notes)
             notes.replace(name, HOW)
-            converted = True
         else:
             notes.keep(name, reason)
-    if converted:
-        encoders = (module for module in model.modules() if isinstance(module, nn.TransformerEncoder))
-        undo += [
-            _Dense(encoder)
-            for encoder in encoders
-            if any(isinstance(each, ConvertedMultiheadAttention) for each in encoder.modules())
-        ]
-    return undo
+    for encoder in model.modules():
+        if isinstance(encoder, nn.TransformerEncoder) and any(
+            isinstance(each, ConvertedMultiheadAttention) for each in encoder.modules()
+        ):
+            yield _Dense(encoder)
 
 
 def _reason(module: nn.MultiheadAttention) -> str | None:

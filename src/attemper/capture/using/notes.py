@@ -31,13 +31,13 @@ class Kept:
 
 
 class Notes:
-    """Notes of one model in use. The last but one four are what `find_unseen` asks of a watcher.
+    """Notes of one model in use: what `find_unseen` asks of a watcher, and more.
 
     Attributes:
         impl: kernel of `attemper.attention`.
         replaced: module → how. kept: module → reason, decided before the model ran.
         refused: module → reason of a call that was left alone. softmaxes: modules whose own code ran a softmax over logits.
-        covered: modules that all is said about. ran: how often a module ran, of those that are watched.
+        covered: modules that all is said about. watched: modules with hooks; ran: how often each of them ran.
     """
 
     def __init__(self, impl: str) -> None:

@@ -118,8 +118,7 @@ class EagerSeam:
         return _storage(tensor) in self._parameters
 
     def _softmax(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        logits = args[0] if args else kwargs.get("input", kwargs.get("self"))
-        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        logits, dim = softmax_arguments(args, kwargs)
         if not isinstance(logits, Tensor) or not isinstance(dim, int):
             return
         frames = self.recorder.frames
@@ -132,9 +131,9 @@ class EagerSeam:
             with self.recorder.quiet(), torch.no_grad():
                 attending = Attending.begin(what, arrangement, logits.detach(), module)
             self._put(output, Weights(attending, arrangement.axes))
-            if _looks_like_logits(logits, dim):
+            if looks_like_logits(logits, dim):
                 self._unfinished(attending)
-        elif _looks_like_logits(logits, dim):
+        elif looks_like_logits(logits, dim):
             if isinstance(what, Lost):
                 reason = f"its logits pass through {what.by} between the product and the softmax, which capture does not follow"
                 self.recorder.refuse(module, reason)
@@ -153,7 +152,13 @@ class EagerSeam:
         return None
 
 
-def _looks_like_logits(logits: Tensor, dim: int) -> bool:
+def softmax_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The tensor and the dimension that a softmax was given."""
+    logits = args[0] if args else kwargs.get("input", kwargs.get("self"))
+    return logits, args[1] if len(args) > 1 else kwargs.get("dim")
+
+
+def looks_like_logits(logits: Tensor, dim: int | None) -> bool:
     """Routers and samplers have fewer dimensions; heads folded into the batch give [batch·heads, queries, keys]."""
     square = logits.ndim == 3 and logits.shape[-2] == logits.shape[-1] > 1
     return dim in (-1, logits.ndim - 1) and (logits.ndim >= 4 or square)

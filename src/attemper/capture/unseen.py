@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attemper.capture.record import Unseen
 
@@ -21,12 +21,15 @@ class Watcher(Protocol):
 
     Attributes:
         covered: modules with a known call in them or below. refused: calls that were seen and left alone, with the reason.
-        softmaxes: modules whose own code ran a softmax over logits. ran: how often a module ran.
+        softmaxes: modules whose own code ran a softmax over logits, with the reason why that was not told.
+        doubts: known calls, whether what is known of them disagrees with the model, and what to say then.
+        ran: how often a module ran.
     """
 
     covered: set[str]
     refused: dict[str, str]
-    softmaxes: set[str]
+    softmaxes: dict[str, str]
+    doubts: list[tuple[str, Tensor, str]]
     ran: Counter[str]
 
 

@@ -20,11 +20,14 @@ from torch import Tensor, nn
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from attemper.capture.functional import SDPA, SDPA_ARGUMENTS, SOFTMAX, over_logits
+from attemper.capture.eager import looks_like_logits, softmax_arguments
+from attemper.capture.functional import SDPA, SDPA_ARGUMENTS
 from attemper.capture.using.notes import Notes
 from attemper.errors import ArgumentError
 from attemper.ops import attention
 
+_SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+_OWN_CODE = "it computes its attention in its own code: a softmax over logits ran, and no call that can be redirected"
 HOW = "calls of scaled_dot_product_attention, redirected while it runs"
 
 
@@ -65,8 +68,8 @@ class Redirect(TorchFunctionMode):
                 return func(*args, **kwargs)
             return _redirect(self.running[-1], func, args, kwargs)
         notes, name = self.running[-1].caller.notes, self.running[-1].caller.name
-        if func in SOFTMAX and over_logits(args, kwargs):
-            notes.softmaxes.add(name)
+        if func in _SOFTMAX and looks_like_logits(*softmax_arguments(args, kwargs)):
+            notes.softmaxes.setdefault(name, _OWN_CODE)
         elif func is F.multi_head_attention_forward:
             notes.refuse(name, "it calls multi_head_attention_forward, which is left to torch")
         elif getattr(func, "__name__", "") == "flex_attention":

@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Replaced:
@@ -36,7 +38,8 @@ class Notes:
     Attributes:
         impl: kernel of `attemper.attention`.
         replaced: module → how. kept: module → reason, decided before the model ran.
-        refused: module → reason of a call that was left alone. softmaxes: modules whose own code ran a softmax over logits.
+        refused: module → reason of a call that was left alone.
+        softmaxes: module → reason, of those whose own code ran a softmax over logits.
         covered: modules that all is said about. watched: modules with hooks; ran: how often each of them ran.
     """
 
@@ -45,7 +48,8 @@ class Notes:
         self.replaced: dict[str, str] = {}
         self.kept: dict[str, str] = {}
         self.refused: dict[str, str] = {}
-        self.softmaxes: set[str] = set()
+        self.softmaxes: dict[str, str] = {}
+        self.doubts: list[tuple[str, Tensor, str]] = []  # none: nothing is read out of the model's own code
         self.covered: set[str] = set()
         self.ran: Counter[str] = Counter()
         self.watched: set[str] = set()

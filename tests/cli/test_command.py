@@ -207,7 +207,7 @@ class TestRefusals:
             (("--inputs", "~nobody-of-that-name/text"), "~nobody-of-that-name/text does not exist"),
             (("--select", "ATT9"), "select: got 'ATT9'; expected a code or the beginning of one: ATT101, "),
             (("--ignore", "E501"), "ignore: got 'E501'"),
-            (("--max-tokens", "1"), "max_tokens: got 1"),
+            (("--max-tokens", "1"), "--max-tokens: got 1"),
         ],
     )
     def test_one_clear_line(self, capsys: Capture, arguments: tuple[str, ...], words: str) -> None:
@@ -328,7 +328,7 @@ class TestStreams:
         def broken(*_given: object, **_options: object) -> None:
             raise ZeroDivisionError("nobody expected this")
 
-        monkeypatch.setattr("attemper.cli.app.check", broken)
+        monkeypatch.setattr("attemper.cli.check.check", broken)
         code, out, err = run(capsys, "check")
         assert (code, out) == (2, "")
         assert "ZeroDivisionError: nobody expected this" in err
@@ -356,6 +356,6 @@ class TestStreams:
         def interrupt(*_given: object, **_options: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("attemper.cli.app.check", interrupt)
+        monkeypatch.setattr("attemper.cli.check.check", interrupt)
         code, out, _ = run(capsys, "check")
         assert (code, out) == (130, "")

@@ -4,33 +4,9 @@ A code never changes its meaning; a rule that goes away leaves its number unused
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from attemper.errors import ArgumentError
-from attemper.report import Severity
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One thing that check looks for.
-
-    Attributes:
-        code: stable code; name: a few words in kebab case; severity: the usual one (a finding may carry a lower or higher one).
-        summary: one sentence: what is found; why: what it costs and how it is decided; remedy: what to do.
-        source: where the threshold or the rule comes from.
-    """
-
-    code: str
-    name: str
-    severity: Severity
-    summary: str
-    why: str
-    remedy: str
-    source: str
-
-
-KIMI = "QK-clip threshold of Kimi K2, arXiv 2507.20534"
-FLOAT16 = "largest finite float16 number, 65504 (IEEE 754 binary16)"
+from attemper.report import Rule, Severity
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -45,6 +21,9 @@ RULES: tuple[Rule, ...] = (
         ),
         remedy="Pass the scale of the architecture's rule to the attention call, or multiply the query by it, once.",
         source="the rule of the architecture (see the finding); 1/sqrt(d_k): arXiv 1706.03762 section 3.2.1",
+        measured="The factor from the projections' q·k to the logits, against the one that the rule gives.",
+        ignore_when="The model was trained without the factor, on purpose, and its architecture has no rule in the table.",
+        example="attemper.examples.faults:scale_missing",
     ),
     Rule(
         code="ATT102",
@@ -57,6 +36,9 @@ RULES: tuple[Rule, ...] = (
         ),
         remedy="Scale the query or let the kernel scale, not both: pass scale=1.0 for a prescaled query.",
         source="the rule of the architecture (see the finding)",
+        measured="The factor from the projections' q·k to the logits, against the one that the rule gives.",
+        ignore_when="The second factor is meant and the model was trained with it, as in muP's 1/d_head.",
+        example="attemper.examples.faults:scale_twice",
     ),
     Rule(
         code="ATT103",
@@ -69,6 +51,9 @@ RULES: tuple[Rule, ...] = (
         ),
         remedy="Use the width of one head, d_k, in 1/sqrt(d_k).",
         source="the rule of the architecture (see the finding); arXiv 1706.03762 section 3.2.1",
+        measured="The factor from the projections' q·k to the logits, against the one that the rule gives.",
+        ignore_when="The model was trained with this scale; retraining is the only other way.",
+        example="attemper.examples.faults:scale_of_model_width",
     ),
     Rule(
         code="ATT104",
@@ -81,6 +66,12 @@ RULES: tuple[Rule, ...] = (
         ),
         remedy="Compare the scale with the configuration and with the code that the weights were trained with.",
         source="the rule of the architecture (see the finding)",
+        measured="The factor from the projections' q·k to the logits, against the one that the rule gives.",
+        ignore_when=(
+            "The scale is the model's own design and was there in training; a learned or published rule that the table of "
+            "architectures lacks."
+        ),
+        example="attemper.examples.faults:scale_differs",
     ),
     Rule(
         code="ATT201",
@@ -97,6 +88,9 @@ RULES: tuple[Rule, ...] = (
             "projections (QK-clip)."
         ),
         source="largest finite float16 number, 65504 (IEEE 754 binary16)",
+        measured="The largest |q·k| before any scale, against 65504.",
+        ignore_when="The model never runs in float16, or only through fused kernels that accumulate in float32.",
+        example="attemper.examples.faults:product_overflows",
     ),
     Rule(
         code="ATT202",
@@ -113,6 +107,9 @@ RULES: tuple[Rule, ...] = (
             "offset: keep logits in float32, or remove the key bias direction that all keys share."
         ),
         source="QK-clip threshold of Kimi K2, arXiv 2507.20534; divergence above 1e4: arXiv 2309.14322",
+        measured="The largest logit of the worst head, against the threshold large-logit.",
+        ignore_when="A finished model that runs in float32 or bfloat16 and whose heads were saturated in training too.",
+        example="attemper.examples.faults:large_logits",
     ),
     Rule(
         code="ATT203",
@@ -129,6 +126,8 @@ RULES: tuple[Rule, ...] = (
             "float32, or rescale what overflows."
         ),
         source="measured; largest finite float16 number, 65504 (IEEE 754 binary16)",
+        ignore_when="Never, unless the inputs were not meant for the model.",
+        example="attemper.examples.faults:not_finite",
     ),
     Rule(
         code="ATT204",
@@ -141,6 +140,9 @@ RULES: tuple[Rule, ...] = (
         ),
         remedy="Do not run this model in float16; bfloat16 has the range.",
         source="largest finite float16 number, 65504 (IEEE 754 binary16)",
+        measured="The largest finite activation outside attention weights and logits, against 65504.",
+        ignore_when="The model never runs in float16.",
+        example="attemper.examples.faults:large_activation",
     ),
     Rule(
         code="ATT301",
@@ -158,6 +160,12 @@ RULES: tuple[Rule, ...] = (
             "projections. In a finished model: leave it, but do not expect fine-tuning to move this head."
         ),
         source="peak > 0.99 in more than half of the rows with two visible keys or more: the median row is saturated",
+        measured=(
+            "The share of saturated rows of the worst head, among its rows with two visible keys or more, against the "
+            "threshold saturated-share."
+        ),
+        ignore_when="A finished model whose head matches or copies on purpose: saturation is then what was learned.",
+        example="attemper.examples.faults:saturated_head",
     ),
     Rule(
         code="ATT302",
@@ -174,6 +182,9 @@ RULES: tuple[Rule, ...] = (
             "effect in new models."
         ),
         source="mean weight > 0.3: arXiv 2410.10781 section 3; sinks: arXiv 2309.17453",
+        measured="A lower bound of the mean weight on one key, of the worst head, against the threshold sink-weight.",
+        ignore_when="Always, unless a cache is cut, weights are quantised or attention maps are read.",
+        example="attemper.examples.faults:sink_head",
     ),
     Rule(
         code="ATT401",
@@ -189,6 +200,9 @@ RULES: tuple[Rule, ...] = (
             "and causal masks are combined."
         ),
         source="measured: rows without a visible key",
+        measured="How many real tokens see no key, against 0.",
+        ignore_when="The tokens are padding after all and the attention mask that was given does not say so.",
+        example="attemper.examples.faults:blind_row",
     ),
     Rule(
         code="ATT402",
@@ -204,6 +218,12 @@ RULES: tuple[Rule, ...] = (
             "attention implementation is a usual cause."
         ),
         source="measured: outputs may move by rounding alone, sqrt(epsilon) of the largest output",
+        measured=(
+            "How far an earlier output moved when later tokens were changed, against what rounding explains (the threshold "
+            "leak-roundings)."
+        ),
+        ignore_when="The model is not causal and only its class is called so.",
+        example="attemper.examples.faults:sees_the_future",
     ),
     Rule(
         code="ATT403",
@@ -219,6 +239,12 @@ RULES: tuple[Rule, ...] = (
             "number for hidden; a boolean one True and False."
         ),
         source="measured: outputs may move by rounding alone, sqrt(epsilon) of the largest output",
+        measured=(
+            "How far the output of a real token moved when padding was changed, against what rounding explains (the "
+            "threshold leak-roundings)."
+        ),
+        ignore_when="The model always runs on one sequence, or on sequences of one length.",
+        example="attemper.examples.faults:padding_leaks",
     ),
 )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from attemper.checker.thresholds import DEFAULTS, Thresholds
 from attemper.stats import HeadStats
 
 
@@ -133,6 +134,7 @@ class Evidence:
         largest_activation: (module, magnitude) of the largest finite activation outside attention weights and logits.
         causal_claim: why the model is held to be causal, "" where nothing says so.
         future: outcome of changing later tokens; padding: outcome of changing padded tokens; None where not run.
+        thresholds: the numbers that findings are decided by.
     """
 
     model: nn.Module
@@ -144,3 +146,4 @@ class Evidence:
     causal_claim: str = ""
     future: Leak | None = None
     padding: Leak | None = None
+    thresholds: Thresholds = DEFAULTS

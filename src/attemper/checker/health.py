@@ -6,29 +6,21 @@ import torch
 
 from attemper.checker.evidence import CallEvidence, Evidence
 from attemper.checker.findings import finding, heads_in_words
+from attemper.checker.thresholds import Thresholds
 from attemper.report import Finding
-
-# Above half of its rows saturated, a head's median row has gain 1 - sum p^2 < 1 - 0.99^2 < 0.02.
-SATURATED_SHARE = 0.5
-# Fewer rows than this say nothing about a share.
-FEWEST_ROWS = 8
-# The threshold of arXiv 2410.10781 section 3 for the mean weight of a sink; that most rows agree on it is ours.
-SINK_WEIGHT, SINK_ROWS = 0.3, 0.5
-# A saturated head is at rest, rather than at work, if nearly all its rows choose the first token.
-AT_REST_ROWS = 0.9
 
 
 def health_findings(evidence: Evidence) -> Iterator[Finding]:
     """The findings ATT301 and ATT302."""
     for call in evidence.calls:
-        yield from _saturated(call)
-        yield from _sinks(call)
+        yield from _saturated(call, evidence.thresholds)
+        yield from _sinks(call, evidence.thresholds)
 
 
-def _saturated(call: CallEvidence) -> Iterator[Finding]:
+def _saturated(call: CallEvidence, limits: Thresholds) -> Iterator[Finding]:
     share = call.stats.saturated_share
-    at_rest = call.sink.at_start & (call.sink.share >= AT_REST_ROWS)
-    chosen = (call.stats.softmax_rows >= FEWEST_ROWS) & (share > SATURATED_SHARE) & ~at_rest
+    at_rest = call.sink.at_start & (call.sink.share >= limits.at_rest_rows)
+    chosen = (call.stats.softmax_rows >= limits.fewest_rows) & (share > limits.saturated_share) & ~at_rest
     heads = torch.nonzero(chosen).flatten().tolist()
     if not heads:
         return
@@ -36,20 +28,25 @@ def _saturated(call: CallEvidence) -> Iterator[Finding]:
     yield finding(
         "ATT301",
         f"{heads_in_words(heads)}: up to {share[worst]:.1%} of rows put more than 0.99 of their weight on one key "
-        f"(threshold {SATURATED_SHARE:.0%}); mean gain {call.stats.mean_gain[worst]:.3g}.",
+        f"(threshold {limits.saturated_share:.0%}); mean gain {call.stats.mean_gain[worst]:.3g}.",
         cost="Next to no gradient reaches the queries and keys of such rows. Some heads do this on purpose (matching, "
         "copying) and work.",
         module=call.module,
         call=call.call,
         heads=heads,
         measured=float(share[worst]),
-        threshold=SATURATED_SHARE,
+        threshold=limits.saturated_share,
     )
 
 
-def _sinks(call: CallEvidence) -> Iterator[Finding]:
+def _sinks(call: CallEvidence, limits: Thresholds) -> Iterator[Finding]:
     sink = call.sink
-    chosen = (call.stats.softmax_rows >= FEWEST_ROWS) & (sink.weight > SINK_WEIGHT) & (sink.share > SINK_ROWS) & (call.keys > 2)
+    chosen = (
+        (call.stats.softmax_rows >= limits.fewest_rows)
+        & (sink.weight > limits.sink_weight)
+        & (sink.share > limits.sink_rows)
+        & (call.keys > 2)
+    )
     heads = torch.nonzero(chosen).flatten().tolist()
     if not heads:
         return
@@ -59,11 +56,11 @@ def _sinks(call: CallEvidence) -> Iterator[Finding]:
         "ATT302",
         f"{heads_in_words(heads)}: rest on one key; head {worst} most, {sink.share[worst]:.0%} of whose rows have {place} as "
         f"their "
-        f"strongest, with at least {sink.weight[worst]:.2f} of all weight (threshold {SINK_WEIGHT:g}).",
+        f"strongest, with at least {sink.weight[worst]:.2f} of all weight (threshold {limits.sink_weight:g}).",
         cost="None by itself; it matters for cache eviction, quantisation and reading attention maps.",
         module=call.module,
         call=call.call,
         heads=heads,
         measured=float(sink.weight[worst]),
-        threshold=SINK_WEIGHT,
+        threshold=limits.sink_weight,
     )

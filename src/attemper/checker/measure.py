@@ -18,13 +18,14 @@ from attemper.checker.evidence import CallEvidence, Evidence, NonFinite
 from attemper.checker.finite import Activations, watch_activations
 from attemper.checker.inputs import Inputs
 from attemper.checker.load import Subject
-from attemper.checker.options import one_line
+from attemper.checker.options import Progress, one_line
 from attemper.checker.outputs import Outputs, bodies, first_float, hidden_states
 from attemper.checker.reduce import Reduced, read_back, reduce_call
+from attemper.checker.thresholds import Thresholds
 from attemper.errors import AttemperError, LoadError
 
 
-def measure(subject: Subject, inputs: Inputs) -> tuple[Evidence, tuple[Unseen, ...]]:
+def measure(subject: Subject, inputs: Inputs, thresholds: Thresholds, tell: Progress) -> tuple[Evidence, tuple[Unseen, ...]]:
     """Run the model on the inputs.
 
     Returns:
@@ -36,11 +37,14 @@ def measure(subject: Subject, inputs: Inputs) -> tuple[Evidence, tuple[Unseen, .
     model, config = subject.model, subject.config
     padding = padding_mask(inputs)
     reduced: list[Reduced] = []
+    running, layers = f"running {subject.name}", _layers(model)
+    tell(running, 0, layers)
 
     decodes = getattr(config, "is_encoder_decoder", False)
 
     def observe(call: AttentionCall) -> None:
         # The mask of an encoder-decoder's inputs is about the encoder's tokens: also its decoder may have as many of its own.
+        tell(running, len(reduced), layers)
         other = decodes and call.self_attention and probes.in_causal_part(model, config, call.module)
         reduced.append(reduce_call(call, None if other else padding))
 
@@ -63,14 +67,23 @@ def measure(subject: Subject, inputs: Inputs) -> tuple[Evidence, tuple[Unseen, .
             nonfinite=_nonfinite(subject, inputs, outputs, calls, activations, padding),
             largest_activation=activations.largest(),
             causal_claim=probes.causal_claim(model, config, inputs, calls),
+            thresholds=thresholds,
         )
         if evidence.nonfinite is None:
+            tell(f"trying {subject.name} on changed inputs")
             evidence = replace(
                 evidence,
                 future=probes.future(subject, inputs, outputs, evidence, padding, run),
                 padding=probes.padding(subject, inputs, outputs, evidence, padding, run),
             )
     return evidence, seen.unseen()
+
+
+def _layers(model: nn.Module) -> int:
+    """How many attention calls to expect, for a progress bar: the entries of the outermost lists of layers; 0: not known."""
+    if isinstance(model, nn.ModuleList):
+        return len(model)
+    return sum(_layers(child) for child in model.children())
 
 
 def run(subject: Subject, inputs: Inputs) -> Outputs:

@@ -8,13 +8,10 @@ from torch import Tensor
 
 from attemper.checker.evidence import CallEvidence, Evidence
 from attemper.checker.findings import finding, heads_in_words
+from attemper.checker.thresholds import Thresholds
 from attemper.report import Finding, Severity
 
 LARGEST_FLOAT16 = torch.finfo(torch.float16).max
-# Kimi K2's QK-clip threshold.
-LARGE_LOGIT = 100.0
-# A logit is mostly offset if no more than this share of it stands above the mean of its row.
-OFFSET_SHARE = 0.5
 
 
 def range_findings(evidence: Evidence) -> Iterator[Finding]:
@@ -23,7 +20,7 @@ def range_findings(evidence: Evidence) -> Iterator[Finding]:
         yield _not_finite(evidence)
     for call in evidence.calls:
         yield from _overflow(call, evidence.dtype)
-        yield from _large_logits(call, evidence.dtype)
+        yield from _large_logits(call, evidence.dtype, evidence.thresholds)
     module, largest = evidence.largest_activation
     if evidence.dtype != "float16" and LARGEST_FLOAT16 < largest < math.inf:
         place = "in attention" if _in_attention(module, evidence) else "not in attention"
@@ -63,30 +60,30 @@ def _overflow(call: CallEvidence, dtype: str) -> Iterator[Finding]:
     )
 
 
-def _large_logits(call: CallEvidence, dtype: str) -> Iterator[Finding]:
+def _large_logits(call: CallEvidence, dtype: str, limits: Thresholds) -> Iterator[Finding]:
     largest, above_mean = call.largest_logit, call.largest_logit_centred
-    large = (largest > LARGE_LOGIT) & largest.isfinite()
-    offset = large & (above_mean <= OFFSET_SHARE * largest)
+    large = (largest > limits.large_logit) & largest.isfinite()
+    offset = large & (above_mean <= limits.offset_share * largest)
     if sharp := _where(large & ~offset):
         worst = _worst(largest, sharp)
         yield finding(
             "ATT202",
             f"{heads_in_words(sharp)}: the largest logit is {largest[worst]:.4g}, {above_mean[worst]:.4g} above the mean of "
-            f"its row (threshold {LARGE_LOGIT:g}).",
+            f"its row (threshold {limits.large_logit:g}).",
             cost="The softmax is a hard choice there and passes no gradient; in training such logits tend to keep growing "
             "until the run diverges.",
             module=call.module,
             call=call.call,
             heads=sharp,
             measured=float(largest[worst]),
-            threshold=LARGE_LOGIT,
+            threshold=limits.large_logit,
         )
     if shifted := _where(offset):
         worst = _worst(largest, shifted)
         value = float(largest[worst])
         yield finding(
             "ATT202",
-            f"{heads_in_words(shifted)}: the largest logit is {value:.4g} (threshold {LARGE_LOGIT:g}), but "
+            f"{heads_in_words(shifted)}: the largest logit is {value:.4g} (threshold {limits.large_logit:g}), but "
             f"{value - above_mean[worst]:.4g} of it is an offset common to its row, which the softmax ignores; only "
             f"{above_mean[worst]:.4g} of it counts. This is not saturation.",
             severity=Severity.INFO if dtype == "float32" else Severity.WARNING,
@@ -96,7 +93,7 @@ def _large_logits(call: CallEvidence, dtype: str) -> Iterator[Finding]:
             call=call.call,
             heads=shifted,
             measured=value,
-            threshold=LARGE_LOGIT,
+            threshold=limits.large_logit,
         )
 
 

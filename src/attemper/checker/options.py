@@ -1,9 +1,12 @@
 """How a check is to be run, as one object that is passed down."""
 
+import re
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
+from attemper.checker.thresholds import DEFAULTS, Thresholds
 from attemper.errors import ArgumentError
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -17,12 +20,16 @@ class Options:
         dtype: what to compute in: one of `DTYPES`, or None: float32 for a checkpoint, and a module as it stands.
         allow_pickle: read pickled weights (with weights_only=True). trust_remote_code: run code that a checkpoint brings along.
         max_tokens: texts are cut to this many tokens (and to what the model can take).
+        thresholds: the numbers that findings are decided by.
+        max_memory: bytes that the process may take, None for no limit.
     """
 
     dtype: str | None = None
     allow_pickle: bool = False
     trust_remote_code: bool = False
     max_tokens: int = 2048
+    thresholds: Thresholds = DEFAULTS
+    max_memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
@@ -34,6 +41,33 @@ class Options:
     def torch_dtype(self) -> torch.dtype | None:
         """The dtype asked for; None for "auto" and where nothing was asked for."""
         return None if self.dtype is None or self.dtype == "auto" else getattr(torch, self.dtype)
+
+
+class Progress(Protocol):
+    """What a check tells of itself while it runs."""
+
+    def __call__(self, words: str, done: int = 0, total: int = 0) -> None:
+        """A step in a few words; how much of it is done, of how much in all (0: not known)."""
+
+
+def memory(given: "int | str") -> int:
+    """A size in bytes: a number of bytes, or text such as "800MB", "16 GB" (10^9) or "16GiB" (2^30).
+
+    Raises:
+        ArgumentError: it is neither, or not positive.
+    """
+    found = _SIZE.fullmatch(given.strip()) if isinstance(given, str) else None
+    if found:
+        power, binary = " KMGT".index(found["prefix"].upper() or " "), bool(found["binary"])
+        size = int(float(found["number"]) * (1024 if binary else 1000) ** power)
+    else:
+        size = given if type(given) is int else 0
+    if size <= 0:
+        raise ArgumentError("max_memory", repr(given), "a size such as 800MB or 16GiB")
+    return size
+
+
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<prefix>[KMGT]?)(?P<binary>i?)B?", re.IGNORECASE)
 
 
 def one_line(error: BaseException) -> str:

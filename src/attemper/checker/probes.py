@@ -16,6 +16,7 @@ from attemper.checker.evidence import CallEvidence, Evidence, Leak
 from attemper.checker.inputs import Inputs
 from attemper.checker.load import Subject
 from attemper.checker.outputs import Outputs
+from attemper.checker.thresholds import Thresholds
 
 Run = Callable[[Subject, Inputs], Outputs]
 
@@ -75,7 +76,7 @@ def future(
     counts = ~later.unsqueeze(0).expand(moved.shape).to(moved.device)
     if padding is not None and padding.shape == moved.shape:
         counts = counts & padding
-    return _leak(moved, counts, outputs.hidden, start)
+    return _leak(moved, counts, outputs.hidden, start, evidence.thresholds)
 
 
 def padding(
@@ -105,7 +106,7 @@ def padding(
         return None
     moved = _moved(outputs.hidden, after, 1)
     real = padding if padding.shape == moved.shape else torch.ones_like(moved, dtype=torch.bool)
-    return _leak(moved, real, outputs.hidden, int((~padding).any(0).int().argmax()))
+    return _leak(moved, real, outputs.hidden, int((~padding).any(0).int().argmax()), evidence.thresholds)
 
 
 @dataclass(frozen=True)
@@ -173,12 +174,12 @@ def _moved(before: Tensor, after: Tensor | None, dim: int) -> Tensor:
     return by_position if dim == 1 else by_position.T
 
 
-def _leak(moved: Tensor, counts: Tensor, before: Tensor, changed: int) -> Leak | None:
+def _leak(moved: Tensor, counts: Tensor, before: Tensor, changed: int, limits: Thresholds) -> Leak | None:
     """None where it could not be measured."""
     shown = torch.where(counts, moved, 0.0)
     if bool(shown.isnan().any()):
         return None
-    allowed = math.sqrt(torch.finfo(before.dtype).eps) * float(before.float().abs().max())
+    allowed = limits.leak_roundings * math.sqrt(torch.finfo(before.dtype).eps) * float(before.float().abs().max())
     beyond = shown > allowed
     first = int(beyond.any(0).int().argmax()) if bool(beyond.any()) else -1
     return Leak(float(shown.max()), allowed, int(beyond.sum()), first, changed)

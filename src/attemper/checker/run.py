@@ -1,12 +1,11 @@
 """`check`: load, measure, judge, report."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from attemper.checker.codes import is_selected, prefixes
 from attemper.checker.evidence import Evidence
 from attemper.checker.health import health_findings
 from attemper.checker.inputs import prepare
@@ -14,11 +13,13 @@ from attemper.checker.load import Subject, load
 from attemper.checker.masks import mask_findings
 from attemper.checker.measure import measure
 from attemper.checker.numeric_range import range_findings
-from attemper.checker.options import Options, one_line
+from attemper.checker.options import Options, Progress, memory, one_line
 from attemper.checker.probes import embedding
 from attemper.checker.scale import effective, scale_findings
+from attemper.checker.selection import Codes, Selection
+from attemper.checker.thresholds import THRESHOLDS, Thresholds
 from attemper.errors import LoadError
-from attemper.report import Finding, LayerRow, Report, Severity
+from attemper.report import Finding, LayerRow, Report
 
 _RULES: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (scale_findings, range_findings, health_findings, mask_findings)
 
@@ -27,13 +28,17 @@ def check(
     model: "str | os.PathLike[str] | nn.Module | None" = None,
     inputs: Any = None,
     *,
-    select: str | Iterable[str] | None = None,
-    ignore: str | Iterable[str] | None = None,
+    select: Codes | None = None,
+    ignore: Codes | None = None,
+    per_layer_ignores: Mapping[str, Codes] | None = None,
+    severities: Mapping[str, str] | None = None,
+    thresholds: Mapping[str, float] | Thresholds | None = None,
     dtype: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     max_tokens: int = 2048,
-    progress: Callable[[str], None] | None = None,
+    max_memory: int | str | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Run a model once, look at every attention call in it, and report what is wrong.
 
@@ -44,10 +49,15 @@ def check(
             safetensors file of named tensors, or "module:function". None: a built-in passage through the model's tokenizer, the
             model's own `example_inputs()`, or made-up inputs; the report says which.
         select, ignore: codes or beginnings of codes, in a list or with commas; the longest that fits decides.
+        per_layer_ignores: codes by globs of whole module names: {"*.layers.0.*": "ATT301"}.
+        severities: how grave findings are held to be, by codes: {"ATT302": "warning"}.
+        thresholds: numbers by name, such as {"large-logit": 50}; those not named keep their defaults.
         dtype: "float32", "float16", "bfloat16" or "auto" (the checkpoint's); None: float32 for checkpoints, modules as they are.
         allow_pickle: read pickled weights, with weights_only=True. trust_remote_code: run code that a checkpoint brings along.
         max_tokens: texts are cut to this length, and to what the model can take.
-        progress: called with a few words before each long step.
+        max_memory: bytes, or text such as "16GB", that the process may take: a checkpoint in safetensors that is larger is read
+            from disk block by block while it runs, with the same figures.
+        progress: called as progress(words, done, total) before each long step, and while the model runs.
 
     Returns:
         The report; `str(report)` is what the command prints, `report.exit_code()` what it returns.
@@ -57,9 +67,16 @@ def check(
         LoadError: the model or the inputs cannot be read or run.
         MissingExtraError: an optional package is needed.
     """
-    options = Options(dtype, allow_pickle, trust_remote_code, max_tokens)
-    wanted, unwanted = prefixes("select", select), prefixes("ignore", ignore)
-    tell = progress or (lambda _words: None)
+    options = Options(
+        dtype=dtype,
+        allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
+        max_tokens=max_tokens,
+        thresholds=Thresholds.of(thresholds),
+        max_memory=None if max_memory is None else memory(max_memory),
+    )
+    selection = Selection.of(select, ignore, per_layer_ignores, severities)
+    tell = progress or (lambda words, done=0, total=0: None)
     try:
         tell("loading the model")
         subject = load(model, options)
@@ -67,12 +84,9 @@ def check(
         arguments = prepare(subject, inputs, options)
     except OSError as error:
         raise LoadError(f"a file could not be read: {one_line(error)}") from error
-    tell(f"running {subject.name}")
-    evidence, unseen = measure(subject, arguments)
+    evidence, unseen = measure(subject, arguments, options.thresholds, tell)
     _refuse_random_attention(subject, evidence)
-    findings = [finding for rules in _RULES for finding in rules(evidence) if is_selected(finding.code, wanted, unwanted)]
-    order = list(Severity)
-    findings.sort(key=lambda finding: (order.index(finding.severity), finding.code))
+    findings = selection.apply(finding for rules in _RULES for finding in rules(evidence))
     return Report(
         model=subject.name,
         inputs=arguments.description,
@@ -80,9 +94,9 @@ def check(
         rows=tuple(
             LayerRow(c.module, c.call, c.seam, c.stats, effective(evidence.model, evidence.config, c)) for c in evidence.calls
         ),
-        findings=tuple(findings),
+        findings=findings,
         unseen=tuple((each.module, each.reason) for each in unseen),
-        notes=(*subject.notes, *arguments.notes, *_notes(evidence)),
+        notes=(*subject.notes, *arguments.notes, *_notes(evidence), *_unusual(selection, options, subject)),
     )
 
 
@@ -96,6 +110,19 @@ def _refuse_random_attention(subject: Subject, evidence: Evidence) -> None:
             f"{subject.name} lacks weights of attention or of the embedding ({len(random)} parameters, such as {random[0]}): "
             "they would be random and every figure meaningless; does config.json belong to these weights?"
         )
+
+
+def _unusual(selection: Selection, options: Options, subject: Subject) -> list[str]:
+    """What a reader should know of the settings: ignores without effect, thresholds that are not the usual ones."""
+    globs = selection.fits_nothing(name for name, _ in subject.model.named_modules())
+    notes = [f"the per-layer ignore {glob!r} fits no module of this model" for glob in globs]
+    values = options.thresholds.by_name()
+    changed = [
+        f"{each.name} {values[each.name]:g} (usually {each.default:g})"
+        for each in THRESHOLDS
+        if values[each.name] != each.default
+    ]
+    return [*notes, f"thresholds were set: {', '.join(changed)}"] if changed else notes
 
 
 def _notes(evidence: Evidence) -> list[str]:

@@ -17,6 +17,7 @@ from attemper.checker.evidence import CallEvidence, Evidence
 from attemper.checker.scale_rules import setting
 from attemper.checker.scale_verdict import Applied, Verdict, effective_scale, judge
 from attemper.checker.scales_expected import ExpectedScale, expected_scale, modules_around
+from attemper.checker.thresholds import Thresholds
 from attemper.report import Finding, Severity
 
 _REMEDIES = {rule.code: rule.remedy for rule in RULES}
@@ -64,7 +65,7 @@ def scale_findings(evidence: Evidence) -> tuple[Finding, ...]:
     for call in evidence.calls:
         if not isinstance(call.scaling, Scaling):
             continue
-        for finding in _call_findings(evidence.model, evidence.config, call, call.scaling):
+        for finding in _call_findings(evidence, call, call.scaling):
             findings.setdefault((finding.module, finding.code, finding.message), finding)
     return tuple(findings.values())
 
@@ -81,7 +82,7 @@ def effective(model: nn.Module, config: Any, call: CallEvidence) -> float | None
 
 
 def judged(
-    model: nn.Module, config: Any, module: str, scaling: Scaling
+    model: nn.Module, config: Any, module: str, scaling: Scaling, limits: Thresholds
 ) -> Iterator[tuple[ExpectedScale, Verdict, tuple[int, ...]]]:
     """What deviates from the architecture's rule in one call: the rule, the verdict, and its heads (() for all of them)."""
     expected = _expected(model, config, module, scaling)
@@ -91,15 +92,22 @@ def judged(
     widths = _model_widths(model, config, module, scaling)
     verdicts: dict[Verdict, list[int]] = {}
     for head, scale in enumerate(scales):
-        verdict = judge(_applied(scaling, scale), expected.design, scaling.head_dim, certain=expected.certain, widths=widths)
+        verdict = judge(
+            _applied(scaling, scale),
+            expected.design,
+            scaling.head_dim,
+            certain=expected.certain,
+            widths=widths,
+            limits=limits,
+        )
         if verdict is not None:
             verdicts.setdefault(verdict, []).append(head)
     for verdict, heads in verdicts.items():
         yield expected, verdict, tuple(heads) if len(scales) > 1 else ()
 
 
-def _call_findings(model: nn.Module, config: Any, call: CallEvidence, scaling: Scaling) -> Iterator[Finding]:
-    for expected, verdict, heads in judged(model, config, call.module, scaling):
+def _call_findings(evidence: Evidence, call: CallEvidence, scaling: Scaling) -> Iterator[Finding]:
+    for expected, verdict, heads in judged(evidence.model, evidence.config, call.module, scaling, evidence.thresholds):
         yield _finding(call, scaling, expected, verdict, heads)
 
 

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from attemper.checker.scale_rules import Design
+from attemper.checker.thresholds import DEFAULTS, Thresholds
 from attemper.report import Severity
 
-# A scale is arithmetic in float64 or float32, so two ways of writing it down agree to a few times 2^-24.
-EXACT = 1e-5
-# A factor on q or k is measured on tensors that may be bfloat16 (each element rounded by up to 2^-9 = 0.2 %). The smallest
-# mistake that must not pass for rounding is a forgotten mscale^2 with a stretch of 2: 1.14.
-MEASURED = 0.01
+# Known mistakes are told apart by these; what is a finding at all is decided by the thresholds of the check.
+EXACT, MEASURED = DEFAULTS.scale_exact, DEFAULTS.scale_measured
 
 
 @dataclass(frozen=True)
@@ -62,13 +60,22 @@ def effective_scale(applied: Applied, design: Design) -> float:
     return applied.passed * query * key
 
 
-def judge(applied: Applied, design: Design, head_dim: int, *, certain: bool = True, widths: Iterable[int] = ()) -> Verdict | None:
+def judge(
+    applied: Applied,
+    design: Design,
+    head_dim: int,
+    *,
+    certain: bool = True,
+    widths: Iterable[int] = (),
+    limits: Thresholds = DEFAULTS,
+) -> Verdict | None:
     """The verdict on one scale, or None where there is nothing to say.
 
     Args:
         applied: what was measured; design: what the architecture calls for.
         head_dim: width of q and k; widths: widths of the model that might have been taken for it.
         certain: whether the architecture's rule is known; otherwise 1/sqrt(d_head) is the usual choice and no more.
+        limits: how far a scale may lie from the rule's.
     """
     expected = design.value
     if expected is None or expected == 0 or (not certain and (applied.query_norm or applied.key_norm)):
@@ -78,9 +85,9 @@ def judge(applied: Applied, design: Design, head_dim: int, *, certain: bool = Tr
         return Verdict("ATT104", Severity.ERROR, effective, expected, "it is not a finite number")
     off = abs(effective / expected - 1)
     measured = any(factor is not None and abs(factor - 1) > EXACT for factor in (applied.query, applied.key))
-    if off <= (MEASURED if measured else EXACT):
+    if off <= (max(limits.scale_measured, limits.scale_exact) if measured else limits.scale_exact):
         return None
-    if off <= MEASURED:
+    if off <= limits.scale_measured:
         return Verdict("ATT104", Severity.INFO, effective, expected, _small_difference(effective, expected))
     code, cause = _likely(effective, design, applied, head_dim, certain, set(widths))
     followed = applied.query is not None and applied.key is not None

@@ -8,7 +8,7 @@ from attemper.checker import compare
 from attemper.cli.output import close_stdout, progress, silenced, write_json, write_text
 
 
-def compare_command(
+def command(
     a: Annotated[
         str, typer.Argument(help="A local Hugging Face folder, a Hub id, or package.module:factory.", show_default=False)
     ],
@@ -67,7 +67,7 @@ def compare_command(
         if output_format == "json":
             write_json(found.to_dict())
         else:
-            write_text(str(found))
+            write_text(f"{found}\n")
     except BrokenPipeError:
         close_stdout()  # the answer stands, whether or not somebody read all of it
     raise typer.Exit(found.exit_code())

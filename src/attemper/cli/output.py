@@ -6,39 +6,52 @@ import os
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from rich.console import Console
 
+from attemper.checker.options import Progress
 from attemper.report import Report
+from attemper.report.names import safe
 from attemper.report.terminal import print_report
 from attemper.report.text import plain_text
 
 _LINE = 100
 
 
-def write_report(report: Report, rule_names: dict[str, str]) -> None:
-    """Write the report for people: in colour on a terminal, else as plain text that no terminal's width cuts."""
+def write_report(report: Report, rule_names: dict[str, str], extra: Sequence[tuple[str, list[str]]] = ()) -> None:
+    """Write the report for people: in colour on a terminal, else as plain text that no terminal's width cuts.
+
+    Args:
+        rule_names: the few words for each code. extra: titled lists to stand before the closing line.
+    """
     console = Console(file=sys.stdout, highlight=False)
     if console.is_terminal:
-        print_report(report, console, rule_names)
+        print_report(report, console, rule_names, extra)
     else:
-        sys.stdout.write(plain_text(report, rule_names) + "\n")
-    sys.stdout.flush()
-
-
-def write_json(data: dict[str, Any]) -> None:
-    """Write one JSON object on one line; control characters in names are escaped, as JSON in ASCII is."""
-    json.dump(data, sys.stdout, ensure_ascii=True, allow_nan=False)
-    sys.stdout.write("\n")
+        sys.stdout.write(plain_text(report, rule_names, extra) + "\n")
     sys.stdout.flush()
 
 
 def write_text(text: str) -> None:
-    """Write a text that is wrapped already."""
-    sys.stdout.write(text + "\n")
+    """Write text as it is."""
+    sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def write_json(data: dict[str, Any]) -> None:
+    """Write one JSON object on one line, in one piece; control characters in names are escaped, as JSON in ASCII is."""
+    write_text(json.dumps(data, ensure_ascii=True, allow_nan=False) + "\n")
+
+
+def say(lines: list[str], hang: int = 0) -> None:
+    """Write lines, the long ones wrapped and indented by `hang` from their second line on; nothing if the reader has gone."""
+    wrap = textwrap.TextWrapper(_LINE, subsequent_indent=" " * hang, break_on_hyphens=False, break_long_words=False)
+    try:
+        write_text("".join(wrap.fill(line) + "\n" for line in lines))
+    except BrokenPipeError:
+        close_stdout()
 
 
 def close_stdout() -> None:
@@ -46,22 +59,32 @@ def close_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def write_lines(lines: list[str], hang: int = 0) -> None:
-    """Write lines, the long ones wrapped and indented by `hang` from their second line on."""
-    wrap = textwrap.TextWrapper(_LINE, subsequent_indent=" " * hang, break_on_hyphens=False, break_long_words=False)
-    for line in lines:
-        sys.stdout.write(wrap.fill(line) + "\n")
-    sys.stdout.flush()
-
-
 @contextlib.contextmanager
-def progress() -> Generator[Callable[[str], None]]:
-    """A function that says on stderr what is being done, if stderr is a terminal."""
+def progress() -> Generator[Progress]:
+    """A function that says on stderr what is being done and how much of it is done, if stderr is a terminal."""
     if not sys.stderr.isatty():  # rich would take FORCE_COLOR, which asks for colour in a log, for a terminal
-        yield lambda _words: None
+        yield lambda words, done=0, total=0: None
         return
-    with Console(stderr=True, highlight=False).status("", spinner="line") as status:
-        yield lambda words: status.update(_plain(words))
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        SpinnerColumn("line"),
+        TextColumn("{task.fields[words]}", markup=False),
+        BarColumn(20),
+        TextColumn("{task.fields[count]}"),
+    )
+    bars = Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True, highlight=False), transient=True)
+    with bars:
+        task = bars.add_task("", total=None, words="", count="")
+
+        def tell(words: str, done: int = 0, total: int = 0) -> None:
+            # More calls than layers, as in an encoder-decoder: how far it is, is not known after all.
+            known = total if 0 < done <= total else None
+            count = f"{done} of {total} layers" if known else f"{done} layers" if done else ""
+            bars.update(task, words=safe(words), completed=done, total=known, count=count)
+
+        yield tell
 
 
 @contextlib.contextmanager
@@ -70,11 +93,3 @@ def silenced() -> Generator[None]:
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _plain(words: str) -> Any:
-    from rich.text import Text
-
-    from attemper.report.names import safe
-
-    return Text(safe(words))

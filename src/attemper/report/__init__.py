@@ -2,5 +2,6 @@
 
 from attemper.report.records import Finding, LayerRow, Severity, Totals
 from attemper.report.report import Report
+from attemper.report.rule import Rule
 
-__all__ = ["Finding", "LayerRow", "Report", "Severity", "Totals"]
+__all__ = ["Finding", "LayerRow", "Report", "Rule", "Severity", "Totals"]

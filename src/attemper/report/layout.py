@@ -85,11 +85,18 @@ def notes(report: Outcome) -> list[str]:
     return [safe(note) for note in report.notes]
 
 
+def suppressed(report: Outcome) -> list[str]:
+    """The findings that a baseline names, one line each."""
+    return [f"{each.code} {each.severity} {place(each)}: {safe(each.message)}" for each in report.suppressed]
+
+
 def closing(report: Outcome) -> str:
     """Counts and overall figures in one line."""
     if not report.rows:
         return "Nothing to check: no attention call was seen."
     counts = ", ".join(_plural(report.count(severity), _NOUNS[severity]) for severity in Severity)
+    if report.suppressed:
+        counts += f"; {len(report.suppressed)} old (in the baseline)"
     totals = report.totals
     return (
         f"{_plural(totals.calls, 'attention call')}, {_plural(totals.heads, 'head')}, {_plural(totals.rows, 'row')}: {counts}. "
@@ -162,11 +169,11 @@ def _room(product: float) -> str:
 
 
 def _fold(severity: Severity, code: str, findings: list[Finding]) -> Group:
-    worst = sorted(findings, key=_distance, reverse=True)
+    worst = sorted(findings, key=distance, reverse=True)
     first = worst[0]
     places: dict[str, list[str]] = {}
     for finding in worst:
-        places.setdefault(safe(finding.message), []).append(_place(finding))
+        places.setdefault(safe(finding.message), []).append(place(finding))
     messages = [(together(names), message) for message, names in places.items()]
     return Group(
         code=code,
@@ -180,14 +187,15 @@ def _fold(severity: Severity, code: str, findings: list[Finding]) -> Group:
     )
 
 
-def _distance(finding: Finding) -> float:
+def distance(finding: Finding) -> float:
     """How far beyond its threshold, to list the worst first; the order is kept where there is no number."""
     if finding.measured is None or math.isnan(finding.measured):
         return 0.0
     return abs(finding.measured - (finding.threshold or 0.0))
 
 
-def _place(finding: Finding) -> str:
+def place(finding: Finding) -> str:
+    """Where a finding is, in words."""
     name = safe(finding.module) or "the model"
     return f"{name} call {finding.call}" if finding.call else name
 

@@ -94,6 +94,7 @@ class Outcome:
         model, inputs: what was checked, and on what, in words; dtype: what was computed in.
         rows: one for each attention call, in order; findings: errors first.
         unseen: (module, reason) of attention that was not looked at; notes: what a reader should know about this run.
+        suppressed: findings that a baseline names; they count nowhere.
     """
 
     model: str
@@ -103,6 +104,7 @@ class Outcome:
     findings: tuple[Finding, ...]
     unseen: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = field(default=())
+    suppressed: tuple[Finding, ...] = ()
 
     def count(self, severity: Severity | str) -> int:
         """How many findings have this severity."""
@@ -119,8 +121,7 @@ class Outcome:
         """
         if fail_on not in FAIL_ON:
             raise ArgumentError("fail_on", repr(fail_on), f"one of {', '.join(FAIL_ON)}")
-        order = list(Severity)
-        if fail_on != "never" and any(order.index(f.severity) <= order.index(Severity(fail_on)) for f in self.findings):
+        if any(at_least(finding.severity, fail_on) for finding in self.findings):
             return FOUND
         return CLEAN if self.rows else NOTHING_TO_CHECK
 
@@ -128,6 +129,16 @@ class Outcome:
     def totals(self) -> Totals:
         """The figures over all heads of all calls; NaN where there are no rows."""
         return _totals([row.stats for row in self.rows])
+
+
+def at_least(severity: Severity, fail_on: str) -> bool:
+    """Whether a finding of this severity makes a check fail.
+
+    Args:
+        fail_on: "error", "warning", "info" or "never".
+    """
+    order = list(Severity)
+    return fail_on != "never" and order.index(severity) <= order.index(Severity(fail_on))
 
 
 def _totals(stats: list[HeadStats]) -> Totals:

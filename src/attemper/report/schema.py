@@ -1,4 +1,4 @@
-"""A report as JSON, version 1.
+"""A report as JSON, version 1. The same as a JSON Schema: report.schema.json beside this file.
 
     schema     1; a reader refuses another number
     model      what was checked; inputs: on what; dtype: what was computed in (strings)
@@ -12,6 +12,7 @@
                    nonfinite_rows;
                  stats: the mergeable record, as `HeadStats.to_dict` writes it
     findings   code, severity, module, call, heads, measured, threshold, message, source, cost, remedy, as in `Finding`
+    suppressed findings that a baseline names, in the same form; counts leaves them out
     unseen     objects with module and reason
     notes      strings
 
@@ -46,6 +47,7 @@ def to_dict(report: Outcome) -> dict[str, Any]:
         "totals": {name: to_json(value) for name, value in asdict(report.totals).items()},
         "layers": [_layer(row) for row in report.rows],
         "findings": [_finding(finding) for finding in report.findings],
+        "suppressed": [_finding(finding) for finding in report.suppressed],
         "unseen": [{"module": module, "reason": reason} for module, reason in report.unseen],
         "notes": list(report.notes),
     }
@@ -66,6 +68,7 @@ def outcome_fields(data: dict[str, Any]) -> dict[str, Any]:
             for each in data["layers"]
         )
         findings = tuple(_read_finding(each) for each in data["findings"])
+        suppressed = tuple(_read_finding(each) for each in data["suppressed"])
         missed = tuple((each["module"], each["reason"]) for each in data["unseen"])
         return {
             "model": data["model"],
@@ -73,6 +76,7 @@ def outcome_fields(data: dict[str, Any]) -> dict[str, Any]:
             "dtype": data["dtype"],
             "rows": rows,
             "findings": findings,
+            "suppressed": suppressed,
             "unseen": missed,
             "notes": tuple(data["notes"]),
         }

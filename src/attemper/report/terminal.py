@@ -3,6 +3,8 @@
 Text from a checkpoint only ever becomes a `Text`, which has no markup; `layout` has already written control characters out.
 """
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -15,11 +17,13 @@ _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO
 _LAYER = 16  # how narrow the column of names may become
 
 
-def print_report(report: Outcome, console: Console, rule_names: dict[str, str]) -> None:
+def print_report(
+    report: Outcome, console: Console, rule_names: dict[str, str], extra: Sequence[tuple[str, list[str]]] = ()
+) -> None:
     """Write the report.
 
     Args:
-        rule_names: the few words for each code.
+        rule_names: the few words for each code. extra: titled lists to stand before the closing line.
     """
     for label, text in layout.heading(report):
         console.print(Text.assemble((f"{label}: ", "dim"), text))
@@ -30,7 +34,8 @@ def print_report(report: Outcome, console: Console, rule_names: dict[str, str]) 
         console.print()
         _print_group(group, console, rule_names.get(group.code, ""))
     _print_list("not seen", layout.unseen(report), console)
-    _print_list("notes", layout.notes(report), console)
+    for title, lines in (("notes", layout.notes(report)), *extra):
+        _print_list(title, lines, console)
     console.print()
     worst = next((severity for severity in Severity if report.count(severity)), None)
     style = _STYLES[worst] if worst else "bold green" if report.rows else "yellow"

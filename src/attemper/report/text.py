@@ -1,7 +1,7 @@
 """A report as plain text, without any package: what `str(report)` gives."""
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from attemper.report import layout
 from attemper.report.records import Outcome
@@ -9,11 +9,11 @@ from attemper.report.records import Outcome
 WIDTH = 120
 
 
-def plain_text(report: Outcome, rule_names: Mapping[str, str] | None = None) -> str:
+def plain_text(report: Outcome, rule_names: Mapping[str, str] | None = None, extra: Sequence[tuple[str, list[str]]] = ()) -> str:
     """Heading, table, findings, what was not seen, notes, and one closing line.
 
     Args:
-        rule_names: a few words for each code, to stand beside it.
+        rule_names: a few words for each code, to stand beside it. extra: titled lists to stand before the closing line.
     """
     blocks = ["\n".join(f"{label}: {text}" for label, text in layout.heading(report))]
     if report.rows:
@@ -23,6 +23,7 @@ def plain_text(report: Outcome, rule_names: Mapping[str, str] | None = None) -> 
         blocks.append(_list("not seen", missed))
     if noted := layout.notes(report):
         blocks.append(_list("notes", noted))
+    blocks += [_list(title, lines) for title, lines in extra]
     blocks.append(_wrapped(layout.closing(report), ""))
     return "\n\n".join(blocks)
 

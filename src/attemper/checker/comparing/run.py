@@ -27,7 +27,7 @@ from attemper.checker.comparing.verdict import Comparison
 from attemper.checker.inputs import Inputs, prepare
 from attemper.checker.load import Subject
 from attemper.checker.measure import dtype_name, evaluating, padding_mask, run
-from attemper.checker.options import Options, one_line
+from attemper.checker.options import Options, Progress, one_line
 from attemper.errors import LoadError
 
 
@@ -42,7 +42,7 @@ def compare(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     max_tokens: int = 512,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Comparison:
     """Run two models, or one model in two ways, on the same inputs and say where their attention parts.
 
@@ -63,7 +63,7 @@ def compare(
         ArgumentError: an argument that cannot be used. LoadError: a model or the inputs cannot be read or run.
         MissingExtraError: an optional package is needed.
     """
-    tell = progress or (lambda _words: None)
+    tell = progress or (lambda words, done=0, total=0: None)
     options = Options(None, allow_pickle, trust_remote_code, max_tokens)
     try:
         tell("loading the models")
@@ -114,7 +114,7 @@ class _Comparing:
     broken: str = ""
     notes: list[str] = field(default_factory=list)
 
-    def run(self, tell: Callable[[str], None]) -> Comparison:
+    def run(self, tell: Progress) -> Comparison:
         kept_is_b = _roundoff(self.b.subject) > _roundoff(self.a.subject)
         first, second = (self.b, self.a) if kept_is_b else (self.a, self.b)
         tell(f"running {first.subject.name}")

@@ -11,6 +11,7 @@ from attemper.checker.comparing.gaps import Allowance, Gaps
 from attemper.checker.comparing.logits import View
 from attemper.checker.load import Subject
 from attemper.checker.scale import judged, measure_call
+from attemper.checker.thresholds import Thresholds
 
 _SAME = 1e-5
 _NAMED = 1e-3
@@ -97,7 +98,7 @@ def name_scale(a: Subject, b: Subject, call_a: AttentionCall, call_b: AttentionC
 
 def _causes(side: Subject, call: AttentionCall) -> tuple[str, ...]:
     """What `check` would say of the scale of this call, once."""
-    said = {verdict.cause for _, verdict, _ in judged(side.model, side.config, call.module, measure_call(call))}
+    said = {verdict.cause for _, verdict, _ in judged(side.model, side.config, call.module, measure_call(call), Thresholds())}
     return tuple(sorted(said))
 
 

@@ -1,0 +1,209 @@
+"""The numbers that decide findings, in one place: what each means, its unit, which codes use it, where it comes from.
+
+They can be set in the configuration. Numbers that are facts stay out of it: the largest float16 number, and the peak of 0.99
+that "saturated" means (see the statistics).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+from attemper.errors import ArgumentError
+
+_OURS = "ours"
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a threshold says.
+
+    Attributes:
+        words: one sentence; unit: of the number; codes: the rules that use it; source: where the default comes from.
+        low, high: what may be set, both included.
+    """
+
+    words: str
+    unit: str
+    codes: tuple[str, ...]
+    source: str
+    low: float = 0.0
+    high: float = math.inf
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """One threshold, described: its name as configurations write it, its default, its meaning."""
+
+    name: str
+    default: float
+    meaning: Meaning
+
+
+def _threshold(default: float, meaning: Meaning) -> Any:
+    return field(default=default, metadata={"meaning": meaning})
+
+
+_SHARE = "share of the rows with two visible keys or more"
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The thresholds of one check; `THRESHOLDS` says what each means.
+
+    Raises:
+        ArgumentError: one of them is not a number in its range.
+    """
+
+    scale_exact: float = _threshold(
+        1e-5,
+        Meaning(
+            "How far a scale that was read off exactly may lie from the rule's.",
+            "relative",
+            ("ATT101", "ATT102", "ATT103", "ATT104"),
+            "two ways of writing a scale down agree to a few times 2^-24",
+            high=0.1,
+        ),
+    )
+    scale_measured: float = _threshold(
+        0.01,
+        Meaning(
+            "How far a scale may lie from the rule's where a factor on q or k was measured; up to here a deviation is rounding.",
+            "relative",
+            ("ATT101", "ATT102", "ATT103", "ATT104"),
+            "bfloat16 rounds by up to 0.2 %; the smallest mistake to be told from it, a forgotten mscale^2, is 14 %",
+            high=0.1,
+        ),
+    )
+    large_logit: float = _threshold(
+        100.0,
+        Meaning(
+            "The logit above which a head is reported.",
+            "logit",
+            ("ATT202",),
+            "QK-clip threshold of Kimi K2, arXiv 2507.20534",
+        ),
+    )
+    offset_share: float = _threshold(
+        0.5,
+        Meaning(
+            "A large logit is mostly an offset if no more than this share of it stands above the mean of its row.",
+            "share of the logit",
+            ("ATT202",),
+            _OURS,
+            high=1.0,
+        ),
+    )
+    fewest_rows: float = _threshold(
+        8,
+        Meaning(
+            "Heads with fewer rows than this are not judged by shares of rows.",
+            "rows",
+            ("ATT301", "ATT302"),
+            _OURS + ": fewer say nothing about a share",
+            low=1,
+        ),
+    )
+    saturated_share: float = _threshold(
+        0.5,
+        Meaning(
+            "The share of saturated rows above which a head is saturated.",
+            _SHARE,
+            ("ATT301",),
+            _OURS + ": above a half, the head's median row has gain 1 - sum p^2 < 1 - 0.99^2 < 0.02",
+            high=1.0,
+        ),
+    )
+    at_rest_rows: float = _threshold(
+        0.9,
+        Meaning(
+            "A saturated head is at rest, and no finding of ATT301, if this share of its rows or more choose the first token.",
+            _SHARE,
+            ("ATT301",),
+            _OURS,
+            high=1.0,
+        ),
+    )
+    sink_weight: float = _threshold(
+        0.3,
+        Meaning(
+            "The mean weight above which one key is a sink.",
+            "attention weight, 0 to 1",
+            ("ATT302",),
+            "arXiv 2410.10781 section 3",
+            high=1.0,
+        ),
+    )
+    sink_rows: float = _threshold(
+        0.5,
+        Meaning(
+            "The share of rows above which they agree on one strongest key.",
+            _SHARE,
+            ("ATT302",),
+            _OURS,
+            high=1.0,
+        ),
+    )
+    leak_roundings: float = _threshold(
+        1.0,
+        Meaning(
+            "How far an output may move when it should not, as a multiple of sqrt(epsilon) of the largest output.",
+            "sqrt(epsilon) of the output's dtype x largest output",
+            ("ATT402", "ATT403"),
+            _OURS + ": rounding alone moves outputs by less",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        for each in THRESHOLDS:
+            value = getattr(self, each.name.replace("-", "_"))
+            meaning = each.meaning
+            if type(value) not in (int, float) or not meaning.low <= value <= meaning.high or math.isinf(value):
+                raise ArgumentError(f"thresholds.{each.name}", repr(value), _range(meaning))
+
+    @classmethod
+    def of(cls, given: "Mapping[str, float] | Thresholds | None") -> Self:
+        """The defaults, with those that are given by name (hyphens or underscores).
+
+        Raises:
+            ArgumentError: no threshold has the name, or the number is out of its range.
+        """
+        if given is None:
+            return cls()
+        if isinstance(given, cls):
+            return given
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+            raise ArgumentError("thresholds", repr(given), "numbers by the names of thresholds")
+        known = {each.name.replace("-", "_") for each in THRESHOLDS}
+        changes = {}
+        for name, value in given.items():
+            plain = name.replace("-", "_")
+            if plain not in known:
+                raise ArgumentError("thresholds", repr(name), f"one of {', '.join(each.name for each in THRESHOLDS)}")
+            changes[plain] = value
+        return replace(cls(), **changes)
+
+    def by_name(self) -> dict[str, float]:
+        """The numbers by the names that configurations use."""
+        return {each.name: getattr(self, each.name.replace("-", "_")) for each in THRESHOLDS}
+
+
+THRESHOLDS: tuple[Threshold, ...] = tuple(
+    Threshold(each.name.replace("_", "-"), each.default, each.metadata["meaning"])
+    for each in fields(Thresholds)
+    if isinstance(each.default, (int, float))
+)
+
+
+DEFAULTS = Thresholds()
+
+
+def used_by(code: str) -> tuple[Threshold, ...]:
+    """The thresholds that decide findings of one code."""
+    return tuple(each for each in THRESHOLDS if code in each.meaning.codes)
+
+
+def _range(meaning: Meaning) -> str:
+    return (
+        f"a number from {meaning.low:g} to {meaning.high:g}" if meaning.high < math.inf else f"a number, {meaning.low:g} or more"
+    )

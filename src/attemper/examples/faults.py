@@ -1,0 +1,206 @@
+"""One tiny model for each fault that `attemper check` knows: the example of each code, and what its page shows.
+
+    attemper check attemper.examples.faults:scale_twice
+
+Each takes a few lines, so that the fault can be read. Weights are random with one seed, or made for the purpose.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+HEADS, WIDTH, TOKENS = 3, 8, 29  # width of a head
+SEED = 1706
+
+
+class Attention(nn.Module):
+    """Causal self-attention of three heads with the usual scale; a fault changes one step of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(HEADS * WIDTH, HEADS * WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, tokens, HEADS·WIDTH] to the same."""
+        query, key, value = (self.split(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        return self.o_proj(self.attend(query, key, value).transpose(1, 2).flatten(2))
+
+    def split(self, x: Tensor) -> Tensor:
+        """[batch, tokens, HEADS·WIDTH] to [batch, HEADS, tokens, WIDTH]."""
+        return x.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The step that a fault changes."""
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+class Model(nn.Module):
+    """An embedding, one layer of attention and a residual connection.
+
+    Args:
+        attention: the layer.
+    """
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(TOKENS, HEADS * WIDTH)
+        self.attention = attention
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """[batch, tokens] ids to [batch, tokens, HEADS·WIDTH]."""
+        x = self.embed(input_ids)
+        return x + self.attention(x)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding, for those who want to change what is embedded."""
+        return self.embed
+
+    def example_inputs(self) -> dict[str, Tensor]:
+        """Two rows of different ids."""
+        return {"input_ids": torch.stack([torch.arange(TOKENS), torch.arange(TOKENS).flip(0)])}
+
+
+def _model(attention: type[Attention] = Attention, kind: type[Model] = Model) -> Model:
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(SEED)
+        return kind(attention()).eval()
+
+
+class _ScaleMissing(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=1.0)
+
+
+def scale_missing() -> Model:
+    """ATT101: no factor on q·k."""
+    return _model(_ScaleMissing)
+
+
+class _ScaleTwice(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query * WIDTH**-0.5, key, value, is_causal=True)  # the default scale is on
+
+
+def scale_twice() -> Model:
+    """ATT102: the query is scaled, and the kernel scales again."""
+    return _model(_ScaleTwice)
+
+
+class _ScaleOfModelWidth(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=(HEADS * WIDTH) ** -0.5)
+
+
+def scale_of_model_width() -> Model:
+    """ATT103: 1/sqrt(d_model) in place of 1/sqrt(d_head)."""
+    return _model(_ScaleOfModelWidth)
+
+
+class _ScaleDiffers(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=1 / WIDTH)
+
+
+def scale_differs() -> Model:
+    """ATT104: 1/d_head in place of 1/sqrt(d_head)."""
+    return _model(_ScaleDiffers)
+
+
+def _grown(factor: float) -> Model:
+    model = _model()
+    with torch.no_grad():
+        model.attention.q_proj.weight *= factor
+        model.attention.k_proj.weight *= factor
+    return model
+
+
+def product_overflows() -> Model:
+    """ATT201: projections so large that q·k passes 65504 before it is scaled."""
+    return _grown(250.0)
+
+
+def large_logits() -> Model:
+    """ATT202: projections that have grown, as they do in training without QK-norm."""
+    return _grown(12.0)
+
+
+def not_finite() -> Model:
+    """ATT203: one damaged number in a weight."""
+    model = _model()
+    with torch.no_grad():
+        model.attention.v_proj.weight[3, 5] = torch.nan
+    return model
+
+
+class _WithLargeActivation(Model):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        x = self.embed(input_ids * 0 + 7)
+        return self.attention(self.after(x * 1e6))
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__(attention)
+        self.after = nn.LayerNorm(HEADS * WIDTH)  # attention itself sees ordinary numbers
+
+
+def large_activation() -> Model:
+    """ATT204: a residual stream beyond 65504, in front of a norm."""
+    return _model(kind=_WithLargeActivation)
+
+
+def saturated_head() -> Model:
+    """ATT301: each token finds itself and nothing else."""
+    return _grown(40.0)
+
+
+class _SinkHead(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        sink = torch.zeros(TOKENS, TOKENS).index_fill(1, torch.tensor([0]), 4.0)  # a bias towards the first key
+        causal = torch.full((TOKENS, TOKENS), -torch.inf).triu(1)
+        return F.scaled_dot_product_attention(query, key, value, sink + causal)
+
+
+def sink_head() -> Model:
+    """ATT302: heads that rest on the first token."""
+    return _model(_SinkHead)
+
+
+class _BlindRow(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        earlier = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril(-1)  # strictly: the first token sees nothing
+        return F.scaled_dot_product_attention(query, key, value, earlier)
+
+
+def blind_row() -> Model:
+    """ATT401: a mask that leaves the first token without a key."""
+    return _model(_BlindRow)
+
+
+class _SeesTheFuture(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value)
+
+
+class _Causal(Model):
+    is_causal = True  # so it says
+
+
+def sees_the_future() -> Model:
+    """ATT402: a causal model whose mask was forgotten."""
+    return _model(_SeesTheFuture, _Causal)
+
+
+class _PaddingLeaks(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value)  # no mask reaches the call
+
+
+class _Padded(Model):
+    def example_inputs(self) -> dict[str, Tensor]:
+        padding = torch.ones(2, TOKENS, dtype=torch.int64)
+        padding[1, TOKENS // 2 :] = 0
+        return super().example_inputs() | {"attention_mask": padding}
+
+
+def padding_leaks() -> Model:
+    """ATT403: an attention mask that is taken and not used."""
+    return _model(_PaddingLeaks, _Padded)

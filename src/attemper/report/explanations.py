@@ -1,0 +1,124 @@
+"""Every number of a report in words: what it is, its formula, how to read it, where it was measured (`--explain`)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from attemper.report import layout
+from attemper.report.names import safe
+from attemper.report.records import Outcome
+from attemper.report.rule import Rules
+
+Section = tuple[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One number: what it is, its formula, how to read it, what it was measured on."""
+
+    definition: str
+    formula: str
+    reading: str
+    measured_on: str
+
+    def __str__(self) -> str:
+        return f"{self.definition} Formula: {self.formula}. {self.reading} Measured on {self.measured_on}."
+
+
+_PAIRS = "every visible (query, key) pair of the call's heads"
+_ROWS = "every real query row of the call"
+_TELLING = "the rows with two visible keys or more"
+
+COLUMN_WORDS: Mapping[str, Explained] = {
+    "layer": Explained(
+        "The module that called attention, in the order of the forward pass.",
+        "its dotted name, without what all names share; a module that is called again has the number of the call",
+        "Look it up with model.get_submodule.",
+        "the forward pass",
+    ),
+    "heads": Explained(
+        "How many query heads the call has.", "dimension -3 of the query", "Keys may have fewer.", "the call's query"
+    ),
+    "max logit": Explained(
+        "The largest logit of any head: what enters the softmax.",
+        "max z, z = scale·q·k, capped, plus bias",
+        "Above 100 heads tend to saturate and training to diverge; but a large one with a small centred one is only an offset.",
+        _PAIRS,
+    ),
+    "centred": Explained(
+        "How far the best key of a row stands above the others, the largest of any row.",
+        "max over rows of (max z − mean z)",
+        "The softmax ignores a common offset, so this and not the largest logit decides whether a row is sharp.",
+        _ROWS,
+    ),
+    "entropy": Explained(
+        "How evenly a row spreads its weight, the mean.",
+        "mean of H / ln(visible keys), H = −Σ p ln p; with a sink ln(keys + 1)",
+        "1 is uniform, 0 is one key.",
+        _TELLING,
+    ),
+    "saturated": Explained(
+        "The share of rows that put nearly all weight on one key.",
+        "rows with max p > 0.99 / rows",
+        "Such a row passes less than 2 % of the gradient; above a half the median row does.",
+        _TELLING,
+    ),
+    "gain": Explained(
+        "How much gradient reaches the logits, the mean: the trace of the softmax's Jacobian.",
+        "mean of Σ p(1 − p) = 1 − Σ p²",
+        "0 is a dead row, 1 − 1/keys a uniform one.",
+        "the rows with a visible key and finite logits",
+    ),
+    "fp16 room": Explained(
+        "By how much the raw products may grow before float16 overflows.",
+        "65504 / max |q·k|",
+        "Below 1×, code that writes the product in float16 before it scales gets infinity.",
+        _PAIRS,
+    ),
+    "scale": Explained(
+        "The factor from the projections' q·k to the logits.",
+        "the call's own scale × the factors on q and k since their projections",
+        "Usually 1/sqrt(d_head); — where it differs by head or position, or could not be followed.",
+        "the call's arguments, and q and k against the outputs of their projections",
+    ),
+}
+
+TOTAL_WORDS: Mapping[str, str] = {
+    "attention calls, heads, rows": "how many calls were seen, the sum of their heads, and of their heads' real query rows",
+    "largest logit": "max z over all calls",
+    "fp16 room": "65504 / max |q·k| over all calls",
+    "mean normalized entropy, saturated": "over all rows with two visible keys or more, of all heads and calls",
+    "mean gain": "over all rows with a visible key and finite logits",
+}
+
+
+def explained(report: Outcome, rules: Rules, thresholds: Sequence[str] = ()) -> list[Section]:
+    """Titled lists of lines: the columns, the closing line, the numbers of the findings.
+
+    Args:
+        rules: all rules; thresholds: what each threshold in force says, a line each.
+    """
+    sections: list[Section] = []
+    if report.rows:
+        sections.append(("the columns", [f"{name}: {COLUMN_WORDS[name]}" for name in layout.COLUMNS]))
+        sections.append(("the closing line", [f"{name}: {words}" for name, words in TOTAL_WORDS.items()]))
+    by_code = {rule.code: rule for rule in rules}
+    findings = []
+    for group in layout.groups(report):
+        rule = by_code.get(group.code)
+        if rule is None:
+            continue
+        worst = max((f for f in report.findings if (f.code, f.severity) == (group.code, group.severity)), key=layout.distance)
+        findings.append(f"{group.code} {rule.name}: {rule.summary} {rule.why}")
+        if worst.measured is None:
+            findings.append(f"{group.code} measured: no single number.")
+        else:
+            against = f", held against {layout.number(worst.threshold)}" if worst.threshold is not None else ""
+            where = f"{layout.place(worst)}: {layout.number(worst.measured)}{against}"
+            findings.append(f"{group.code} measured: {rule.measured} In {where} ({safe(worst.source)}).")
+        if rule.ignore_when:
+            findings.append(f"{group.code} may be ignored: {rule.ignore_when}")
+    if findings:
+        sections.append(("the findings", findings))
+    if thresholds:
+        sections.append(("the thresholds", list(thresholds)))
+    return sections

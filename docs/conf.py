@@ -1,11 +1,21 @@
-"""Sphinx settings, and what is written from tables in the code: the check's rules, which model scales how, weights' families."""
+"""Sphinx settings, and what is written from tables in the code: the check's rules and thresholds, scale rules, weights' families.
+
+The example on a rule's page is run when the page is written: what it shows is what the command prints.
+"""
+
+import importlib
+import inspect
+import warnings
 
 from pathlib import Path
+from types import ModuleType
 
 from sphinx.application import Sphinx
 
 import attemper
 from attemper.checker.codes import RULES, Rule
+from attemper.checker.thresholds import THRESHOLDS, Threshold, used_by
+from attemper.report.text import plain_text
 from attemper.scales.table import USES
 from attemper.weights.families import FAMILIES as WEIGHT_FAMILIES
 
@@ -40,18 +50,51 @@ FAMILIES = {
 
 def rule_page(rule: Rule) -> str:
     """One rule as a page."""
-    return f"""# {rule.code} {rule.name}
+    parts = [
+        f"# {rule.code} {rule.name}",
+        rule.summary,
+        f"**Severity:** {rule.severity}",
+        f"**Why it matters, and how it is decided.** {rule.why}",
+    ]
+    if rule.measured:
+        parts.append(f"**What is measured.** {rule.measured}")
+    parts += [f"**What to do.** {rule.remedy}", f"**When to ignore it.** {rule.ignore_when}"]
+    parts.append(f"**Threshold and source.** {rule.source}")
+    if thresholds := used_by(rule.code):
+        parts += ["**Thresholds that can be set**", thresholds_table(thresholds)]
+    return "\n\n".join([*parts, *example(rule)]) + "\n"
 
-{rule.summary}
 
-**Severity:** {rule.severity}
+def example(rule: Rule) -> list[str]:
+    """A model with the fault, its source, and what the command prints of it."""
+    module_name, _, name = rule.example.partition(":")
+    module = importlib.import_module(module_name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = attemper.check(rule.example, select=rule.code)
+    printed = plain_text(report, {each.code: each.name for each in RULES})
+    return [
+        "## Example",
+        f"In `{module_name}`:",
+        f"```python\n{source(module, name)}\n```",
+        f"```console\n$ attemper check {rule.example} --select {rule.code}\n{printed}\n```",
+    ]
 
-**Why it matters, and how it is decided.** {rule.why}
 
-**What to do.** {rule.remedy}
+def source(module: ModuleType, name: str) -> str:
+    """The source of a factory, and of what it names that is the module's own and private: the faulty part."""
+    factory = getattr(module, name)
+    parts = [getattr(module, used) for used in factory.__code__.co_names if used.startswith("_") and used != "_model"]
+    return "\n\n".join(inspect.getsource(part).strip() for part in [*parts, factory])
 
-**Threshold and source.** {rule.source}
-"""
+
+def thresholds_table(thresholds: tuple[Threshold, ...]) -> str:
+    """Thresholds with their meaning, as a table."""
+    rows = [
+        f"| `{each.name}` | {each.default:g} | {each.meaning.unit} | {each.meaning.words} | {each.meaning.source} |"
+        for each in thresholds
+    ]
+    return "| name | default | unit | meaning | source of the default |\n|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def rules_index() -> str:
@@ -112,6 +155,7 @@ if unplaced:
     raise RuntimeError(f"no family in docs/conf.py for {unplaced}")
 write_rules(HERE / "rules")
 write(HERE / "generated" / "scale_rules.md", scale_rules())
+write(HERE / "generated" / "thresholds.md", thresholds_table(THRESHOLDS))
 write(HERE / "generated" / "weight_families.md", weight_families())
 
 

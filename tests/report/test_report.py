@@ -3,48 +3,17 @@
 import io
 import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from rich.console import Console
 
 from attemper.errors import ArgumentError
-from attemper.report import Finding, LayerRow, Report, Severity
+from attemper.report import LayerRow, Report, Severity
 from attemper.report.layout import table
 from attemper.report.terminal import print_report
 from attemper.stats import HeadStats, RowStats
-
-HOSTILE = "layers.\x1b]0;title\x07\x1b[2J.\u202e\u200bgpj[bold red]\n\r\x9b31m.attention"
-
-
-def stats(seed: int, heads: int = 3, factor: float = 1.0) -> HeadStats:
-    logits = torch.randn(2, heads, 7, 11, generator=torch.Generator().manual_seed(seed)) * factor
-    return HeadStats.from_rows(RowStats.from_logits(logits))
-
-
-def finding(code: str = "ATT301", severity: Severity = Severity.WARNING, **changes: object) -> Finding:
-    whole = Finding(
-        code=code,
-        severity=severity,
-        module="layers.1.attention",
-        call=0,
-        heads=(1, 2),
-        measured=0.75,
-        threshold=0.5,
-        message="heads 1 and 2: something was measured.",
-        source="a source",
-        cost="a cost",
-        remedy="a remedy",
-    )
-    return replace(whole, **changes)
-
-
-def report(*findings: Finding, layers: int = 3, **changes: object) -> Report:
-    rows = tuple(LayerRow(f"layers.{i}.attention", 0, "sdpa", stats(i), 0.125) for i in range(layers))
-    return Report(
-        **{"model": "a model", "inputs": "some inputs", "dtype": "float32", "rows": rows, "findings": findings} | changes
-    )
+from tests.reports import HOSTILE, finding, report, stats
 
 
 class TestExitCode:

@@ -6,7 +6,6 @@ The example on a rule's page is run when the page is written: what it shows is w
 import importlib
 import inspect
 import warnings
-
 from pathlib import Path
 from types import ModuleType
 

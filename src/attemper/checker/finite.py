@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.checker.evidence import NonFinite
+from attemper.checker.streaming import values
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,6 @@ def _first_tensor(value: Any) -> Tensor | None:
 def _bad_parameter(model: nn.Module, event: _Event) -> str:
     # On its way to a submodule a value can only have met the module's own parameters.
     for name, parameter in model.get_submodule(event.module).named_parameters(recurse=not event.receiver):
-        if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
+        if parameter.is_floating_point() and not bool(torch.isfinite(values(parameter)).all()):
             return f"{event.module}.{name}" if event.module else name
     return ""

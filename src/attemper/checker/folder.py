@@ -39,12 +39,14 @@ class Checkpoint:
         folder: where it is; config: what config.json says.
         pickled: whether the weights are pickle (and that was allowed).
         elements: how many numbers the weight files hold; for pickle their bytes, which is more.
+        files: the weight files, if they are safetensors.
     """
 
     folder: Path
     config: dict[str, Any]
     pickled: bool
     elements: int
+    files: tuple[Path, ...] = ()
 
 
 def open_checkpoint(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
@@ -74,7 +76,8 @@ def open_checkpoint(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
         )
     safe = [name for name in SAFE_WEIGHTS if (folder / name).exists()]
     if safe:
-        return Checkpoint(folder, config, pickled=False, elements=_elements(folder, safe[0]))
+        elements, files = _elements(folder, safe[0])
+        return Checkpoint(folder, config, pickled=False, elements=elements, files=files)
     pickled = [name for name in PICKLE_WEIGHTS if (folder / name).exists()]
     if not pickled:
         raise LoadError(f"{folder} has no weights: looked for {', '.join(SAFE_WEIGHTS + PICKLE_WEIGHTS)}")
@@ -185,14 +188,14 @@ def _weight_files(folder: Path, name: str, suffix: str) -> list[Path]:
     return shards
 
 
-def _elements(folder: Path, name: str) -> int:
+def _elements(folder: Path, name: str) -> tuple[int, tuple[Path, ...]]:
     files = _weight_files(folder, name, ".safetensors")
     held: dict[str, dict[str, int]] = {file.name: safetensors_elements(file) for file in files}
     if name.endswith(".index.json"):
         for tensor, shard in read_json(folder / name)["weight_map"].items():
             if tensor not in held[shard]:
                 raise LoadError(f"{folder / name} says that {shard} holds {tensor!r}, but it does not")
-    return sum(sum(tensors.values()) for tensors in held.values())
+    return sum(sum(tensors.values()) for tensors in held.values()), tuple(files)
 
 
 def _check_header(header: dict[str, Any], data_bytes: int, file: Path) -> dict[str, int]:

@@ -1,6 +1,5 @@
 """How a check is to be run, as one object that is passed down."""
 
-import re
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,26 +47,6 @@ class Progress(Protocol):
 
     def __call__(self, words: str, done: int = 0, total: int = 0) -> None:
         """A step in a few words; how much of it is done, of how much in all (0: not known)."""
-
-
-def memory(given: "int | str") -> int:
-    """A size in bytes: a number of bytes, or text such as "800MB", "16 GB" (10^9) or "16GiB" (2^30).
-
-    Raises:
-        ArgumentError: it is neither, or not positive.
-    """
-    found = _SIZE.fullmatch(given.strip()) if isinstance(given, str) else None
-    if found:
-        power, binary = " KMGT".index(found["prefix"].upper() or " "), bool(found["binary"])
-        size = int(float(found["number"]) * (1024 if binary else 1000) ** power)
-    else:
-        size = given if type(given) is int else 0
-    if size <= 0:
-        raise ArgumentError("max_memory", repr(given), "a size such as 800MB or 16GiB")
-    return size
-
-
-_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<prefix>[KMGT]?)(?P<binary>i?)B?", re.IGNORECASE)
 
 
 def one_line(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """Reads a checkpoint with transformers, quietly, by the class its configuration names; fetches one from the Hub."""
 
 import contextlib
+import re
 import warnings
 from collections.abc import Generator
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 
 import torch
 
+from attemper.checker.budget import Budget
 from attemper.checker.folder import Checkpoint
 from attemper.checker.options import Options, one_line
-from attemper.errors import LoadError, MissingExtraError
+from attemper.checker.streaming import hollow, stream, tensors_of
+from attemper.errors import AttemperError, LoadError, MissingExtraError, UnsupportedError
 
 # Larger than any model in use; building this many layers of nothing takes seconds.
 MAX_LAYERS = 4096
@@ -35,16 +38,20 @@ def read(checkpoint: Checkpoint, options: Options) -> tuple[Any, frozenset[str],
             config = transformers.AutoConfig.from_pretrained(folder, **shared)
             model_class, note = _model_class(transformers, config, options)
             _check_size(model_class, config, checkpoint, options)
-            model, info = model_class.from_pretrained(
-                folder,
-                config=config,
-                dtype=wanted,
-                use_safetensors=not checkpoint.pickled,
-                weights_only=True,
-                output_loading_info=True,
-                **shared,
-            )
-    except LoadError:
+            streamed = _streamed(model_class, config, checkpoint, options)
+            if streamed is not None:
+                model, info = streamed
+            else:
+                model, info = model_class.from_pretrained(
+                    folder,
+                    config=config,
+                    dtype=wanted,
+                    use_safetensors=not checkpoint.pickled,
+                    weights_only=True,
+                    output_loading_info=True,
+                    **shared,
+                )
+    except AttemperError:
         raise
     except Exception as error:
         hint = (
@@ -59,6 +66,8 @@ def read(checkpoint: Checkpoint, options: Options) -> tuple[Any, frozenset[str],
         raise LoadError(f"{folder} could not be loaded: {' '.join(str(info['error_msgs'][0]).split())[:300]}")
     missing = frozenset(info["missing_keys"]) | {entry[0] for entry in info.get("mismatched_keys", ())}
     notes = [note] if note else []
+    if streamed is not None:
+        notes.append("the weights were read from disk block by block, to keep within --max-memory")
     if stored := checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype"):
         computed = str(next((p.dtype for p in model.parameters() if p.is_floating_point()), wanted)).removeprefix("torch.")
         stored = str(stored).removeprefix("torch.")
@@ -177,16 +186,62 @@ def _check_size(model_class: Any, config: Any, checkpoint: Checkpoint, options: 
     if getattr(config, "quantization_config", None) is not None:
         return  # packed numbers: one element may hold many
     with torch.device("meta"):
-        if hasattr(model_class, "_from_config"):
-            skeleton = model_class._from_config(config)
-        else:  # an Auto class; transformers asks on the terminal where it is not told
-            skeleton = model_class.from_config(config, trust_remote_code=options.trust_remote_code)
+        skeleton = _built(model_class, config, options)
     described = sum(tensor.numel() for tensor in [*skeleton.parameters(), *skeleton.buffers()])
     if described > SLACK_FACTOR * checkpoint.elements + SLACK_ELEMENTS:
         raise LoadError(
             f"{checkpoint.folder}/config.json describes {described} numbers, but the weight files hold {checkpoint.elements}; "
             "expected a configuration that fits them"
         )
+
+
+def _built(model_class: Any, config: Any, options: Options, **settings: Any) -> Any:
+    if hasattr(model_class, "_from_config"):
+        return model_class._from_config(config, **settings)
+    # An Auto class; transformers asks on the terminal where it is not told.
+    return model_class.from_config(config, trust_remote_code=options.trust_remote_code, **settings)
+
+
+def _streamed(model_class: Any, config: Any, checkpoint: Checkpoint, options: Options) -> tuple[Any, dict[str, Any]] | None:
+    """A model that reads its weights while it runs, and what transformers would say of them; None where it need not.
+
+    Raises:
+        UnsupportedError: it must, and cannot.
+    """
+    if options.max_memory is None:
+        return None
+    stated = config.dtype or torch.float32 if options.dtype == "auto" else options.torch_dtype or torch.float32
+    dtype = getattr(torch, stated) if isinstance(stated, str) else stated
+    budget = Budget(options.max_memory, str(checkpoint.folder))
+    if budget.room_for_all(checkpoint.elements * dtype.itemsize):
+        return None
+    if checkpoint.pickled or getattr(config, "quantization_config", None) is not None:
+        kind = "pickled" if checkpoint.pickled else "quantised"
+        raise UnsupportedError(f"--max-memory: {checkpoint.folder} is {kind}, and only plain safetensors are read block by block")
+    model = hollow(lambda: _built(model_class, config, options, dtype=dtype)).eval()
+    kept = set(model._keep_in_fp32_modules_strict or ()) if dtype.itemsize < 4 else set()
+    kept |= set(model._keep_in_fp32_modules or ()) if dtype == torch.float16 else set()
+    if kept:
+        raise UnsupportedError(
+            f"--max-memory: {type(model).__name__} keeps {', '.join(sorted(kept))} in float32, which is not done block by block; "
+            "use --dtype float32"
+        )
+    stored = dict(tensors_of(checkpoint.files))
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    for conversion in get_model_conversion_mapping(model, add_legacy=False):
+        changed = [
+            key for key in stored if hasattr(conversion, "operations") and conversion.rename_source_key(key)[1] is not None
+        ]
+        if changed:
+            raise UnsupportedError(
+                f"--max-memory: tensors of {type(model).__name__} such as {changed[0]} are converted when they are loaded, "
+                "which is not done block by block; check it without --max-memory, or with more"
+            )
+    unused = stream(model, stored, dtype, model.base_model_prefix, budget)
+    ignored = model._keys_to_ignore_on_load_unexpected or ()
+    unexpected = [key for key in unused if not any(re.search(pattern, key) for pattern in ignored)]
+    return model, {"missing_keys": (), "unexpected_keys": unexpected}
 
 
 def _some(names: Any, most: int = 3) -> str:

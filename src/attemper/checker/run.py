@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from attemper.checker.budget import size
 from attemper.checker.evidence import Evidence
 from attemper.checker.health import health_findings
 from attemper.checker.inputs import prepare
@@ -13,7 +14,7 @@ from attemper.checker.load import Subject, load
 from attemper.checker.masks import mask_findings
 from attemper.checker.measure import measure
 from attemper.checker.numeric_range import range_findings
-from attemper.checker.options import Options, Progress, memory, one_line
+from attemper.checker.options import Options, Progress, one_line
 from attemper.checker.probes import embedding
 from attemper.checker.scale import effective, scale_findings
 from attemper.checker.selection import Codes, Selection
@@ -73,7 +74,7 @@ def check(
         trust_remote_code=trust_remote_code,
         max_tokens=max_tokens,
         thresholds=Thresholds.of(thresholds),
-        max_memory=None if max_memory is None else memory(max_memory),
+        max_memory=None if max_memory is None else size(max_memory),
     )
     selection = Selection.of(select, ignore, per_layer_ignores, severities)
     tell = progress or (lambda words, done=0, total=0: None)

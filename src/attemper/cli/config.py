@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from attemper.checker.options import DTYPES, Options, memory
+from attemper.checker.budget import size
+from attemper.checker.options import DTYPES, Options
 from attemper.checker.selection import Selection
 from attemper.checker.thresholds import THRESHOLDS, Thresholds
 from attemper.errors import ArgumentError, LoadError
@@ -209,7 +210,7 @@ def _tokens(value: Any) -> int:
 
 
 def _size(value: Any) -> "int | str":
-    memory(value)
+    size(value)
     return value
 
 

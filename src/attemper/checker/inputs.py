@@ -217,9 +217,7 @@ def _in_dtype(subject: Subject, inputs: Inputs) -> Inputs:
     def fit(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        # Streamed weights are nowhere between their turns, and come to the CPU.
-        device = "cpu" if first.is_meta else first.device
-        return value.to(device, first.dtype) if value.is_floating_point() else value.to(device)
+        return value.to(first.device, first.dtype) if value.is_floating_point() else value.to(first.device)
 
     return Inputs(tuple(map(fit, inputs.args)), {k: fit(v) for k, v in inputs.kwargs.items()}, inputs.description, inputs.notes)
 

@@ -21,6 +21,7 @@ from attemper.checker.load import Subject
 from attemper.checker.options import Progress, one_line
 from attemper.checker.outputs import Outputs, bodies, first_float, hidden_states
 from attemper.checker.reduce import Reduced, read_back, reduce_call
+from attemper.checker.streaming import Away
 from attemper.checker.thresholds import Thresholds
 from attemper.errors import AttemperError, LoadError
 
@@ -104,7 +105,9 @@ def run(subject: Subject, inputs: Inputs) -> Outputs:
     except AttemperError:
         raise
     except (Exception, SystemExit) as error:
-        raise LoadError(f"{subject.name} could not be run on {inputs.description}: {one_line(error)}") from error
+        away = any(isinstance(parameter, Away) for parameter in subject.model.parameters())
+        hint = "; its weights are read block by block, which may be why: try it without --max-memory" if away else ""
+        raise LoadError(f"{subject.name} could not be run on {inputs.description}: {one_line(error)}{hint}") from error
     final = first_float(returned)
     return Outputs(final, inner.value if inner.value is not None else final)
 

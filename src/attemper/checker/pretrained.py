@@ -226,22 +226,35 @@ def _streamed(model_class: Any, config: Any, checkpoint: Checkpoint, options: Op
             f"--max-memory: {type(model).__name__} keeps {', '.join(sorted(kept))} in float32, which is not done block by block; "
             "use --dtype float32"
         )
-    stored = dict(tensors_of(checkpoint.files))
-    from transformers.conversion_mapping import get_model_conversion_mapping
-
-    for conversion in get_model_conversion_mapping(model, add_legacy=False):
-        changed = [
-            key for key in stored if hasattr(conversion, "operations") and conversion.rename_source_key(key)[1] is not None
-        ]
-        if changed:
-            raise UnsupportedError(
-                f"--max-memory: tensors of {type(model).__name__} such as {changed[0]} are converted when they are loaded, "
-                "which is not done block by block; check it without --max-memory, or with more"
-            )
+    stored = _stored(model, checkpoint)
     unused = stream(model, stored, dtype, model.base_model_prefix, budget)
     ignored = model._keys_to_ignore_on_load_unexpected or ()
     unexpected = [key for key in unused if not any(re.search(pattern, key) for pattern in ignored)]
     return model, {"missing_keys": (), "unexpected_keys": unexpected}
+
+
+def _stored(model: Any, checkpoint: Checkpoint) -> dict[str, tuple[Path, str]]:
+    """(file, name in it) of each tensor, by the name that transformers gives it.
+
+    Raises:
+        UnsupportedError: transformers would make other tensors of them.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    conversions = get_model_conversion_mapping(model)
+    stored = {}
+    for key, file in tensors_of(checkpoint.files):
+        name = key
+        for conversion in conversions:
+            renamed, matched = conversion.rename_source_key(name)
+            if matched is not None and hasattr(conversion, "operations"):
+                raise UnsupportedError(
+                    f"--max-memory: tensors of {type(model).__name__} such as {key} are converted when they are loaded, "
+                    "which is not done block by block; check it without --max-memory, or with more"
+                )
+            name = renamed
+        stored[name] = file, key
+    return stored
 
 
 def _some(names: Any, most: int = 3) -> str:

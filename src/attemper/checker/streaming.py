@@ -2,39 +2,96 @@
 
 What it must hold: the figures are those of the ordinary way, bit for bit; buffers (RoPE's frequencies, say) are real from the
 start; parameters that are shared stay so; what this way cannot do is refused, not approximated. Between its turns a parameter
-is a tensor on "meta": code that reads it then fails, and never gets wrong numbers.
+is an `Away`, which has shape, dtype and device and no numbers: code that reads it then fails, and never gets wrong numbers. (A
+tensor on "meta" will not do: models send their inputs to where their weights are, and an embedding of such ids is noise.)
 """
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from attemper.checker.budget import Budget
 from attemper.errors import LoadError, UnsupportedError
 
+# What a tensor tells of itself without a look at its numbers.
+_TOLD = frozenset(
+    {
+        "shape",
+        "dtype",
+        "device",
+        "layout",
+        "ndim",
+        "size",
+        "dim",
+        "numel",
+        "nelement",
+        "element_size",
+        "stride",
+        "itemsize",
+        "nbytes",
+    }
+    | {"requires_grad", "is_leaf", "is_contiguous", "is_floating_point", "is_complex", "get_device", "__len__"}
+    | {f"is_{kind}" for kind in ("cpu", "cuda", "mps", "xpu", "meta", "sparse", "quantized", "nested", "mkldnn")}
+)
 _WITHOUT = "check it without --max-memory, or with more"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the numbers of one tensor are: a name in a safetensors file, and the dtype to have them in."""
+    """Where the numbers of one tensor are: a name in a safetensors file, and the dtype to have them in.
+
+    Read as transformers reads it, and not copied without need: where its bytes lie decides which way a product is summed.
+    """
 
     file: Path
     key: str
     dtype: torch.dtype | None
 
     def read(self) -> Tensor:
-        """The tensor, in memory of its own: nothing of the file stays mapped."""
+        """The tensor; the file stays mapped as long as it lives."""
         from safetensors import safe_open
 
         with safe_open(self.file, framework="pt", device="cpu") as stored:
-            tensor = stored.get_tensor(self.key)
-            return tensor.to(self.dtype or tensor.dtype, copy=True)
+            tensor = stored.get_slice(self.key)[...]
+            return tensor.to(self.dtype or tensor.dtype)
+
+
+class Away(nn.Parameter):
+    """A parameter whose numbers are on disk: it tells what a tensor tells of itself, and nothing can be computed with it.
+
+    Attributes:
+        source: where its numbers are.
+    """
+
+    source: Source
+
+    @classmethod
+    def of(cls, like: Tensor, source: Source) -> Self:
+        """A parameter of the shape and dtype of another, whose numbers are elsewhere: one number, repeated, takes no memory."""
+        blank = torch.full((), torch.nan) if like.is_floating_point() else torch.zeros(())
+        made = torch.Tensor._make_subclass(cls, blank.to(like.dtype).expand(like.shape), like.requires_grad)
+        made.source = source
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Lets through what asks for no numbers."""
+        owner = getattr(func, "__self__", None)  # a property's own name stands in its getter
+        name = getattr(owner, "__name__", "") if func.__name__ == "__get__" else func.__name__
+        if name not in _TOLD:
+            raise UnsupportedError(
+                f"--max-memory: {name} is computed with weights outside the block that they belong to; {_WITHOUT}"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -59,7 +116,7 @@ def hollow_parameters() -> Generator[None]:
 
     def registered(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if param is not None and not param.is_meta:  # one that is there already is shared, and stays the same object
-            param = nn.Parameter(param.detach().to("meta"), requires_grad=False)
+            param = nn.Parameter(param.detach().to("meta"), param.requires_grad)
         register(self, name, param)
 
     nn.Module.register_parameter = registered
@@ -69,11 +126,14 @@ def hollow_parameters() -> Generator[None]:
         nn.Module.register_parameter = register
 
 
-def stream(model: nn.Module, stored: Mapping[str, Path], dtype: torch.dtype, prefix: str, budget: Budget) -> tuple[str, ...]:
+def stream(
+    model: nn.Module, stored: Mapping[str, tuple[Path, str]], dtype: torch.dtype, prefix: str, budget: Budget
+) -> tuple[str, ...]:
     """Let a hollow model read its weights while it runs.
 
     Args:
-        model: built under `hollow_parameters`; stored: the file of each tensor of the checkpoint.
+        model: built under `hollow_parameters`.
+        stored: (file, name in it) of each tensor of the checkpoint, by the model's name for it.
         dtype: what floating-point weights are to be in. prefix: what names in the checkpoint may have or lack in front.
         budget: looked at whenever weights come.
 
@@ -85,26 +145,26 @@ def stream(model: nn.Module, stored: Mapping[str, Path], dtype: torch.dtype, pre
         LoadError: shapes differ, or it cannot fit.
     """
     sources = _sources(model, stored, dtype, prefix)
+    _put_away(model, sources)
     residents, units = _units(model)
     budget.require(residents.bytes + max((unit.bytes for unit in units), default=0), "its largest block needs")
-    used = {source.key for source in sources.values()}
+    used = set()
     for name, buffer in model.named_buffers():
         if (key := _key(name, stored, prefix)) is not None:
             used.add(key)
-            buffer.data = Source(stored[key], key, dtype if buffer.is_floating_point() else None).read()
-    _Coming(residents, sources, budget).load()
+            buffer.data = Source(*stored[key], dtype if buffer.is_floating_point() else None).read()
+    _Coming(residents, budget).load()
     for unit in units:
-        coming = _Coming(unit, sources, budget)
+        coming = _Coming(unit, budget)
         unit.module.register_forward_pre_hook(coming.enter, prepend=True)
         unit.module.register_forward_hook(coming.leave, always_call=True)
-    tied = {key for name, _ in model.named_parameters(remove_duplicate=False) if (key := _key(name, stored, prefix)) is not None}
-    return tuple(key for key in stored if key not in used | tied)
+    used |= {_key(name, stored, prefix) for name, _ in model.named_parameters(remove_duplicate=False)}
+    return tuple(key for key in stored if key not in used)
 
 
 def values(parameter: Tensor) -> Tensor:
     """The numbers of a parameter, read for the occasion if it is not in memory."""
-    source = getattr(parameter, "_attemper_source", None)
-    return source.read() if parameter.is_meta and isinstance(source, Source) else parameter
+    return parameter.source.read() if isinstance(parameter, Away) else parameter
 
 
 @dataclass
@@ -112,7 +172,6 @@ class _Coming:
     """The hooks of a unit."""
 
     unit: Unit
-    sources: Mapping[int, Source]
     budget: Budget
     running: int = 0
     away: list[tuple[nn.Module, str, nn.Parameter]] = field(default_factory=list)
@@ -135,12 +194,12 @@ class _Coming:
         """Put the numbers in place of the hollow parameters."""
         loaded: dict[int, nn.Parameter] = {}
         for module, name in self.unit.slots:
-            hollow = module._parameters[name]
-            assert hollow is not None
-            if id(hollow) not in loaded:
-                loaded[id(hollow)] = nn.Parameter(self.sources[id(hollow)].read(), requires_grad=False)
-            self.away.append((module, name, hollow))
-            module._parameters[name] = loaded[id(hollow)]
+            away = module._parameters[name]
+            assert isinstance(away, Away)
+            if id(away) not in loaded:
+                loaded[id(away)] = nn.Parameter(away.source.read(), away.requires_grad)  # which torch chooses its ways by
+            self.away.append((module, name, away))
+            module._parameters[name] = loaded[id(away)]
         self.budget.look(self.unit.name or "the model itself")
 
 
@@ -150,17 +209,25 @@ def _units(model: nn.Module) -> tuple[Unit, list[Unit]]:
     units: list[Unit] = []
 
     def visit(name: str, module: nn.Module) -> None:
-        if isinstance(module, nn.ModuleList):
-            units.extend(_unit(f"{name}.{number}", child) for number, child in enumerate(module))
-        elif name and not any(isinstance(inner, nn.ModuleList) for inner in module.modules()):
+        if name and not _is_list(module) and not any(map(_is_list, module.modules())):
             units.append(_unit(name, module))
-        else:  # its own parameters are used by code that runs between the blocks
-            staying.extend((module, own) for own, parameter in module._parameters.items() if parameter is not None)
-            for child_name, child in module.named_children():
+            return
+        # Own parameters of what holds the blocks are used by code that runs between them.
+        staying.extend((module, own) for own, parameter in module._parameters.items() if parameter is not None)
+        for child_name, child in module.named_children():
+            if _is_list(module) and not isinstance(child, (nn.ParameterList, nn.ParameterDict)):
+                units.append(_unit(f"{name}.{child_name}", child))
+            else:
                 visit(f"{name}.{child_name}" if name else child_name, child)
 
     visit("", model)
     return Unit("", model, tuple(staying)), [unit for unit in units if unit.slots]
+
+
+def _is_list(module: nn.Module) -> bool:
+    """Whether its children are called and it is not; parametrisations are a list too, and are part of what they belong to."""
+    lists = (nn.ModuleList, nn.ParameterList, nn.ParameterDict)
+    return isinstance(module, lists) and not isinstance(module, ParametrizationList)
 
 
 def _unit(name: str, module: nn.Module) -> Unit:
@@ -168,7 +235,7 @@ def _unit(name: str, module: nn.Module) -> Unit:
     return Unit(name, module, tuple(slots))
 
 
-def _sources(model: nn.Module, stored: Mapping[str, Path], dtype: torch.dtype, prefix: str) -> dict[int, Source]:
+def _sources(model: nn.Module, stored: Mapping[str, tuple[Path, str]], dtype: torch.dtype, prefix: str) -> dict[int, Source]:
     sources: dict[int, Source] = {}
     lacking: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -178,11 +245,10 @@ def _sources(model: nn.Module, stored: Mapping[str, Path], dtype: torch.dtype, p
         if key is None:
             lacking.setdefault(id(parameter), name)
             continue
-        source = Source(stored[key], key, dtype if parameter.is_floating_point() else None)
+        source = Source(*stored[key], dtype if parameter.is_floating_point() else None)
         if (shape := _shape(source)) != list(parameter.shape):
-            raise LoadError(f"{source.file}: {key!r} has shape {shape}, and config.json asks for {list(parameter.shape)}")
+            raise LoadError(f"{source.file}: {source.key!r} has shape {shape}, and config.json asks for {list(parameter.shape)}")
         sources[id(parameter)] = source
-        parameter._attemper_source = source  # pyrefly: ignore
     missing = [name for which, name in lacking.items() if which not in sources]
     if missing:
         raise UnsupportedError(
@@ -192,7 +258,17 @@ def _sources(model: nn.Module, stored: Mapping[str, Path], dtype: torch.dtype, p
     return sources
 
 
-def _key(name: str, stored: Mapping[str, Path], prefix: str) -> str | None:
+def _put_away(model: nn.Module, sources: Mapping[int, Source]) -> None:
+    away: dict[int, Away] = {}  # one for each parameter, so that those that are shared stay so
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                which = id(parameter)
+                away.setdefault(which, Away.of(parameter, sources[which]))
+                module._parameters[name] = away[which]
+
+
+def _key(name: str, stored: Mapping[str, tuple[Path, str]], prefix: str) -> str | None:
     """The name of a tensor in the checkpoint, which may have been saved without the head or with one."""
     candidates = (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")) if prefix else (name,)
     return next((each for each in candidates if each in stored), None)

@@ -13,7 +13,7 @@ from torch import nn
 
 from attemper.checker.folder import open_checkpoint, path_of
 from attemper.checker.options import Options, one_line
-from attemper.errors import AttemperError, LoadError
+from attemper.errors import AttemperError, LoadError, UnsupportedError
 
 EXAMPLE = "attemper.examples:unscaled"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -129,6 +129,8 @@ def _from_folder(folder: Path, name: str, options: Options) -> Subject:
 
 
 def _as_built(model: nn.Module, name: str, options: Options, *, own: bool = False) -> Subject:
+    if options.max_memory is not None:
+        raise UnsupportedError(f"--max-memory: {name} is built already, with all its weights; it applies to folders and Hub ids")
     inner = getattr(model, "_orig_mod", None)  # torch.compile wraps; a capture runs the module inside eagerly anyway
     if isinstance(inner, nn.Module):
         model = inner

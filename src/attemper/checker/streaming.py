@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from attemper.checker.budget import Budget
+from attemper.checker.budget import Budget, give_back
 from attemper.errors import LoadError, UnsupportedError
 
 # What a tensor tells of itself without a look at its numbers.
@@ -189,6 +189,7 @@ class _Coming:
             for module, name, parameter in self.away:
                 module._parameters[name] = parameter
             self.away.clear()
+            give_back()
 
     def load(self) -> None:
         """Put the numbers in place of the hollow parameters."""

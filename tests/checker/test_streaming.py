@@ -134,7 +134,7 @@ def test_less_memory_than_the_weights(tmp_path: Path) -> None:
     small = checkpoints.save(checkpoints.llama(), tmp_path / "small")
     done = json.loads(run(sys.executable, "-c", MEASURE, str(folder), str(small), str(total)).splitlines()[-1])
     assert done["same"]
-    assert done["by_block"] < total / 4
+    assert done["by_block"] < total / 2
     assert done["whole"] > 0.9 * total
 
 

@@ -74,7 +74,9 @@ def progress() -> Generator[Progress]:
         BarColumn(20),
         TextColumn("{task.fields[count]}"),
     )
-    bars = Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True, highlight=False), transient=True)
+    bars = Bars(
+        *columns, TimeElapsedColumn(), console=Console(stderr=True, highlight=False), transient=True, redirect_stdout=False
+    )
     with bars:
         task = bars.add_task("", total=None, words="", count="")
 

@@ -5,9 +5,13 @@ import re
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 import attemper
 from attemper.checker.codes import BY_CODE
+from attemper.checker.scale_rules import Design
+from attemper.checker.scale_verdict import Applied, judge
 from attemper.checker.thresholds import DEFAULTS, THRESHOLDS, Thresholds, used_by
 from attemper.errors import ArgumentError
 
@@ -53,44 +57,46 @@ def test_it_decides(model: str, code: str, name: str, value: float, found: bool)
     assert report.notes[-1] == f"thresholds were set: {name} {value:g} (usually {usual:g})"
 
 
-def test_the_rest_of_them() -> None:
-    from attemper.checker.scale_rules import Design
-    from attemper.checker.scale_verdict import Applied, judge
-
+def test_how_far_a_scale_may_lie() -> None:
     usual = Design(0.5)
     assert judge(Applied(0.5 * (1 + 1e-4)), usual, 4) is not None
     assert judge(Applied(0.5 * (1 + 1e-4)), usual, 4, limits=Thresholds(scale_exact=1e-3)) is None
     assert judge(Applied(0.25, query=2 * 1.02), usual, 4) is not None
     assert judge(Applied(0.25, query=2 * 1.02), usual, 4, limits=Thresholds(scale_measured=0.03)) is None
-    shifted = attemper.check(Offset(), torch.randn(2, 29, 24, generator=torch.Generator().manual_seed(3)))
-    assert [finding.severity for finding in shifted.findings if finding.code == "ATT202"] == ["info"]
-    strict = attemper.check(
-        Offset(), torch.randn(2, 29, 24, generator=torch.Generator().manual_seed(3)), thresholds={"offset-share": 0}
-    )
-    assert [finding.severity for finding in strict.findings if finding.code == "ATT202"] == ["warning"]
-    resting = attemper.check(Resting(), torch.randn(2, 29, 24, generator=torch.Generator().manual_seed(3)))
-    assert "ATT301" not in {finding.code for finding in resting.findings}
-    judged = attemper.check(
-        Resting(), torch.randn(2, 29, 24, generator=torch.Generator().manual_seed(3)), thresholds={"saturated-share": 0.1}
-    )
-    assert "ATT301" not in {finding.code for finding in judged.findings}
 
 
-class Offset(torch.nn.Module):
-    """Logits that share an offset of 300."""
+class Biased(nn.Module):
+    """Attention with a bias on the logits.
+
+    Args:
+        bias: [29, 29].
+    """
+
+    def __init__(self, bias: torch.Tensor) -> None:
+        super().__init__()
+        self.bias = bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         heads = x.unflatten(-1, (3, 8)).transpose(1, 2)
-        return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, torch.full((29, 29), 300.0))
+        return F.scaled_dot_product_attention(heads, heads, heads, self.bias)
+
+    def found(self, code: str, **thresholds: float) -> list[str]:
+        """The severities of the findings of one code."""
+        x = torch.randn(2, 29, 24, generator=torch.Generator().manual_seed(3))
+        return [each.severity for each in attemper.check(self, x, select=code, thresholds=thresholds).findings]
 
 
-class Resting(torch.nn.Module):
-    """Rows that all choose the first token."""
+def test_what_is_an_offset() -> None:
+    shifted = Biased(torch.full((29, 29), 300.0))
+    assert shifted.found("ATT202") == ["info"]
+    assert shifted.found("ATT202", offset_share=0) == ["warning"]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = x.unflatten(-1, (3, 8)).transpose(1, 2)
-        bias = torch.zeros(29, 29).index_fill(1, torch.tensor([0]), 50.0)
-        return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, bias)
+
+def test_what_is_at_rest() -> None:
+    chosen = (torch.arange(29) >= 24).long()  # 24 of 29 rows choose the first token, 83 %, and the others the second
+    resting = Biased(F.one_hot(chosen, 29) * 90.0)
+    assert resting.found("ATT301") == ["warning"]
+    assert resting.found("ATT301", at_rest_rows=0.8) == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from attemper.checker.budget import Budget
 from attemper.checker.folder import Checkpoint
 from attemper.checker.options import Options, one_line
-from attemper.checker.streaming import hollow, stream, tensors_of
+from attemper.checker.streaming import hollow_parameters, stream, tensors_of
 from attemper.errors import AttemperError, LoadError, MissingExtraError, UnsupportedError
 
 # Larger than any model in use; building this many layers of nothing takes seconds.
@@ -218,7 +218,8 @@ def _streamed(model_class: Any, config: Any, checkpoint: Checkpoint, options: Op
     if checkpoint.pickled or getattr(config, "quantization_config", None) is not None:
         kind = "pickled" if checkpoint.pickled else "quantised"
         raise UnsupportedError(f"--max-memory: {checkpoint.folder} is {kind}, and only plain safetensors are read block by block")
-    model = hollow(lambda: _built(model_class, config, options, dtype=dtype)).eval()
+    with hollow_parameters():
+        model = _built(model_class, config, options, dtype=dtype).eval()
     kept = set(model._keep_in_fp32_modules_strict or ()) if dtype.itemsize < 4 else set()
     kept |= set(model._keep_in_fp32_modules or ()) if dtype == torch.float16 else set()
     if kept:

@@ -183,9 +183,9 @@ class _Coming:
             self.load()
 
     def leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        """After it, also if it raised."""
-        self.running -= 1
-        if self.running == 0:
+        """After it, also if it raised, before `enter` even."""
+        self.running = max(0, self.running - 1)
+        if self.running == 0 and self.away:
             for module, name, parameter in self.away:
                 module._parameters[name] = parameter
             self.away.clear()
@@ -289,9 +289,3 @@ def tensors_of(files: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
     for file in files:
         with safe_open(file, framework="pt", device="cpu") as stored:
             yield from ((key, file) for key in stored.keys())  # noqa: SIM118 - it is no mapping
-
-
-def hollow(build: Callable[[], Any]) -> Any:
-    """What a function builds, its parameters on "meta"."""
-    with hollow_parameters():
-        return build()

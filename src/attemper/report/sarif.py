@@ -7,7 +7,6 @@ placeholder or a link in a message is escaped.
 
 import hashlib
 import json
-from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -81,7 +80,7 @@ def _rule(rule: Rule, docs_url: str | None) -> dict[str, Any]:
         "shortDescription": {"text": message_text(rule.summary)},
         "fullDescription": {"text": message_text(rule.why)},
         "help": {
-            "text": message_text("\n\n".join(f"{title}: {text}" for title, text in parts)).replace("\\x0a", "\n"),
+            "text": "\n\n".join(f"{title}: {text}" for title, text in parts),
             "markdown": "\n\n".join(f"**{title}.** {text}" for title, text in parts),
         },
         "defaultConfiguration": {"level": _LEVELS[Severity(rule.severity)]},
@@ -128,5 +127,5 @@ def _result(finding: Finding, numbers: dict[str, int], artifact: str | None, sta
 
 def fingerprint(finding: Finding) -> str:
     """What a finding is recognised by in another run: its code and place, not what was measured."""
-    parts: Sequence[Any] = (finding.code, finding.module, finding.call, list(finding.heads))
+    parts = [finding.code, finding.module, finding.call, list(finding.heads)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

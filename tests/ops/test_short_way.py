@@ -50,11 +50,11 @@ def test_the_short_way_of_plain_calls_is_the_long_one_to_the_bit(
 def test_the_short_way_derives_what_the_long_one_does(wanted: tuple[int, ...], asked: bool) -> None:
     shape, scale = (2, 3, 13, 16), 0.25
     with torch.inference_mode():  # a plan made here serves where others differentiate
-        attention(*tensors(*shape), return_stats=asked)
+        attention(*tensors(*shape), is_causal=True, return_stats=asked)
     leaves = [x.requires_grad_(i in wanted) for i, x in enumerate(tensors(*shape))]
 
     def gradients(**options: Any) -> tuple[Tensor, ...]:
-        found = attention(*leaves, return_stats=asked, **options)
+        found = attention(*leaves, is_causal=True, return_stats=asked, **options)
         output, loss = (found[0], found[1].entropy.sum()) if asked else (found, 0.0)
         return torch.autograd.grad(output.square().sum() + loss, [leaves[i] for i in wanted])
 

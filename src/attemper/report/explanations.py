@@ -113,7 +113,7 @@ def explained(report: Outcome, rules: Rules, thresholds: Sequence[str] = ()) -> 
             findings.append(f"{group.code} measured: no single number.")
         else:
             against = f", held against {layout.number(worst.threshold)}" if worst.threshold is not None else ""
-            where = f"{layout.place(worst)}: {layout.number(worst.measured)}{against}"
+            where = f"{layout.place(worst.module, worst.call or None)}: {layout.number(worst.measured)}{against}"
             findings.append(f"{group.code} measured: {rule.measured} In {where} ({safe(worst.source)}).")
         if rule.ignore_when:
             findings.append(f"{group.code} may be ignored: {rule.ignore_when}")

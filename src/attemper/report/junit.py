@@ -62,7 +62,7 @@ def _case(report: Outcome, code: str, name: str, fail_on: str) -> ET.Element:
 
 
 def _line(finding: Finding) -> str:
-    return f"{finding.severity}: {layout.place(finding)}: {safe(finding.message)}"
+    return f"{finding.severity}: {layout.place(finding.module, finding.call or None)}: {safe(finding.message)}"
 
 
 def _xml(text: str) -> str:

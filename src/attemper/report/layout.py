@@ -61,15 +61,16 @@ def table(report: Outcome) -> tuple[str, list[list[str]]]:
 
 def groups(report: Outcome) -> list[Group]:
     """The findings, errors first, those of one code and severity together."""
+    return [_fold(findings) for findings in grouped(report)]
+
+
+def grouped(report: Outcome) -> list[list[Finding]]:
+    """The findings of each code and severity, errors first, the worst of a code first."""
     together: dict[tuple[Severity, str], list[Finding]] = {}
     for finding in report.findings:
         together.setdefault((finding.severity, finding.code), []).append(finding)
-    folded = []
-    for severity in Severity:
-        for (found_severity, code), findings in together.items():
-            if found_severity is severity:
-                folded.append(_fold(severity, code, findings))
-    return folded
+    order = sorted(together, key=lambda key: list(Severity).index(key[0]))
+    return [sorted(together[key], key=distance, reverse=True) for key in order]
 
 
 def unseen(report: Outcome) -> list[str]:
@@ -87,22 +88,22 @@ def notes(report: Outcome) -> list[str]:
 
 def suppressed(report: Outcome) -> list[str]:
     """The findings that a baseline names, one line each."""
-    return [f"{each.code} {each.severity} {place(each)}: {safe(each.message)}" for each in report.suppressed]
+    return [f"{each.code} {each.severity} {place(each.module, each.call or None)}: {safe(each.message)}" for each in report.suppressed]
 
 
 def closing(report: Outcome) -> str:
     """Counts and overall figures in one line."""
     if not report.rows:
         return "Nothing to check: no attention call was seen."
-    counts = ", ".join(_plural(report.count(severity), _NOUNS[severity]) for severity in Severity)
+    counts = ", ".join(plural(report.count(severity), _NOUNS[severity]) for severity in Severity)
     if report.suppressed:
         counts += f"; {len(report.suppressed)} old (in the baseline)"
     totals = report.totals
     return (
-        f"{_plural(totals.calls, 'attention call')}, {_plural(totals.heads, 'head')}, {_plural(totals.rows, 'row')}: {counts}. "
+        f"{plural(totals.calls, 'attention call')}, {plural(totals.heads, 'head')}, {plural(totals.rows, 'row')}: {counts}. "
         f"Largest logit {number(totals.max_logit)}, fp16 room {number(totals.headroom_float16)}×, "
-        f"mean normalized entropy {_form(totals.mean_normalized_entropy, '.4f')}, mean gain {_form(totals.mean_gain, '.4f')}, "
-        f"saturated {_form(totals.saturated_share, '.2%')}."
+        f"mean normalized entropy {form(totals.mean_normalized_entropy, '.4f')}, mean gain {form(totals.mean_gain, '.4f')}, "
+        f"saturated {form(totals.saturated_share, '.2%')}."
     )
 
 
@@ -119,6 +120,22 @@ def listed(names: Sequence[str], most: int = _MOST_LISTED) -> str:
     """Names with commas, the first few."""
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def form(value: float, layout: str) -> str:
+    """A number by a format such as ".3f", a dash where there is none."""
+    return "—" if math.isnan(value) else format(value, layout)
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun."""
+    return f"{count} {noun}" if count == 1 or noun == "info" else f"{count} {noun}s"
+
+
+def place(module: str, call: int | None = None) -> str:
+    """A module's name made safe to show, and which call of it."""
+    name = safe(module) or "the model"
+    return name if call is None else f"{name} call {call}"
 
 
 def together(names: Sequence[str]) -> str:
@@ -151,10 +168,6 @@ def _figures(row: LayerRow) -> list[str]:
     ]
 
 
-def _form(value: float, form: str) -> str:
-    return "—" if math.isnan(value) else format(value, form)
-
-
 def _mean(values: torch.Tensor, weights: torch.Tensor, form: str) -> str:
     known = weights > 0
     if not bool(known.any()):
@@ -168,16 +181,15 @@ def _room(product: float) -> str:
     return f"{number(torch.finfo(torch.float16).max / product)}×" if math.isfinite(product) else "0×"
 
 
-def _fold(severity: Severity, code: str, findings: list[Finding]) -> Group:
-    worst = sorted(findings, key=distance, reverse=True)
-    first = worst[0]
+def _fold(findings: list[Finding]) -> Group:
+    first = findings[0]
     places: dict[str, list[str]] = {}
-    for finding in worst:
-        places.setdefault(safe(finding.message), []).append(place(finding))
+    for finding in findings:
+        places.setdefault(safe(finding.message), []).append(place(finding.module, finding.call or None))
     messages = [(together(names), message) for message, names in places.items()]
     return Group(
-        code=code,
-        severity=severity,
+        code=first.code,
+        severity=first.severity,
         places=len(findings),
         messages=tuple(messages[:_MOST_MESSAGES]),
         more=max(0, len(messages) - _MOST_MESSAGES),
@@ -192,12 +204,6 @@ def distance(finding: Finding) -> float:
     if finding.measured is None or math.isnan(finding.measured):
         return 0.0
     return abs(finding.measured - (finding.threshold or 0.0))
-
-
-def place(finding: Finding) -> str:
-    """Where a finding is, in words."""
-    name = safe(finding.module) or "the model"
-    return f"{name} call {finding.call}" if finding.call else name
 
 
 def _parts(name: str) -> list[str]:
@@ -223,6 +229,3 @@ def _shared(split: Iterable[Sequence[str]], room: int) -> list[str]:
         found.append(column[0])
     return found
 
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 or noun == "info" else f"{count} {noun}s"

@@ -1,0 +1,21 @@
+// Numbers as the text report writes them. JSON has no infinities: they come as "inf" and "-inf", and null is no number.
+const known = (value) => value !== null && value !== undefined;
+
+const finite = (value) => (value === "inf" ? Infinity : value === "-inf" ? -Infinity : value);
+
+const written = {
+  number: (value) => (Number.isFinite(value) ? String(Number(value.toPrecision(5))) : value > 0 ? "inf" : "-inf"),
+  fixed: (value) => value.toFixed(4),
+  percent: (value) => `${(100 * value).toFixed(1)}%`,
+  times: (value) => `${written.number(value)}×`,
+  count: (value) => value.toLocaleString("en"),
+};
+
+const write = (value, form) => (known(value) ? written[form](finite(value)).replace("-", "−") : "—");
+
+const element = (name, text = "", classes = "") => {
+  const made = document.createElement(name);
+  made.textContent = text;
+  if (classes) made.className = classes;
+  return made;
+};

@@ -1,13 +1,16 @@
-"""What Vega draws on a page, as Vega-Lite written by Altair; the data is put in by the page's script.
+"""What Vega draws on a page: charts that Altair writes, compiled to Vega here so that the browser need not; the page puts data in.
 
 Colours are named here and nowhere else, once for each theme. The ramps rise or fall in lightness all along, so that they read
 without telling hues apart.
 """
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attemper.report.page.shell import Script
+
+if TYPE_CHECKING:
+    import altair as alt
 
 RAMPS = {
     "light": ("#f3ece0", "#f2d0a0", "#e49b63", "#c25b4e", "#832b4f", "#3b1140"),
@@ -18,7 +21,6 @@ _INKS = {
     "dark": {"ink": "#ece9ee", "muted": "#a5a1ac", "rule": "#3a3740", "surface": "#1c1b20", "bar": "#d98a7c"},
 }
 LABEL_WIDTH = 150  # pixels that a layer's name may take beside the map
-_MAP_PARAMETERS = {"labels": [], "layers": 1, "heads": 1, "step": 16}
 _FONT = "ui-sans-serif, system-ui, sans-serif"
 
 
@@ -31,8 +33,8 @@ def vega_script() -> Script:
 
 
 def themes() -> dict[str, dict[str, Any]]:
-    """Vega's configuration for the light and the dark page."""
-    return {name: _theme(RAMPS[name], **_INKS[name]) for name in RAMPS}
+    """For the light and the dark page: Vega's `config`, and `inks`, the values of the signals that the charts take colours from."""
+    return {name: {"config": _config(RAMPS[name], _INKS[name]), "inks": _INKS[name]} for name in RAMPS}
 
 
 @functools.cache
@@ -40,8 +42,9 @@ def heat_map() -> dict[str, Any]:
     """A map of heads, a row for each layer and a column for each head, that expects four sets of data.
 
     "cells" (layer, head, value), "blanks" (layer, head) of heads without a value, "marks" (layer, head or −1, severity) and
-    "selected" (layer, head). Parameters: `labels`, the layers' names; `layers` and `heads`, how many; `step`, the size of a cell in
-    pixels. The page sets the colours' scale and title, which differ from figure to figure.
+    "selected" (layer, head). The page sets signals: `labels`, the layers' names; `layers` and `heads`, how many; `step`, `x_step`
+    and `y_step`, the size of a cell in pixels. It also sets the scale "color" and the legend's title, which differ from figure to
+    figure.
     """
     import altair as alt
 
@@ -58,32 +61,39 @@ def heat_map() -> dict[str, Any]:
     )
     color = alt.Color(
         "value:Q",
-        scale=alt.Scale(clamp=True),
+        scale=alt.Scale(clamp=True, interpolate="lab"),
         legend=alt.Legend(orient="bottom", direction="horizontal", gradientLength=220, gradientThickness=8, tickCount=5),
     )
     severity = alt.Scale(domain=["error", "warning", "info"], range=["diamond", "circle", "circle"])
     shape = alt.Shape("severity:N", legend=None, scale=severity)
     marks = alt.Chart(alt.NamedData("marks"))
+    # Pale with a dark rim: it stands out from every colour of either ramp.
+    rim = {"filled": True, "fill": "#ffffff", "stroke": "#1d1b20", "strokeWidth": 1.2, "opacity": 1}
     size = alt.expr("pow(clamp(step * (datum.severity == 'info' ? 0.24 : 0.42), 2.5, 9), 2)")
-    on_head = marks.transform_filter("datum.head >= 0").mark_point(style="finding", size=size)
-    on_layer = marks.transform_filter("datum.head < 0").mark_point(style="finding", size=36, clip=False)
+    on_head = marks.transform_filter("datum.head >= 0").mark_point(size=size, **rim)
+    on_layer = marks.transform_filter("datum.head < 0").mark_point(size=45, clip=False, **rim)
     chart = (
         alt.layer(
-            alt.Chart(alt.NamedData("blanks")).mark_rect(style="blank").encode(x=x, y=y),
-            alt.Chart(alt.NamedData("cells")).mark_rect().encode(x=x, y=y, color=color),
+            alt.Chart(alt.NamedData("blanks")).mark_rect(fill=None, stroke=alt.expr("rule"), strokeWidth=1).encode(x=x, y=y),
+            alt.Chart(alt.NamedData("cells")).mark_rect(invalid=None).encode(x=x, y=y, color=color),
             on_head.encode(x=x, y=y, shape=shape),
             on_layer.encode(x=alt.value(-8), y=y, shape=shape),
-            alt.Chart(alt.NamedData("selected")).mark_rect(style="selected").encode(x=x, y=y),
+            alt.Chart(alt.NamedData("selected")).mark_rect(fill=None, stroke=alt.expr("ink"), strokeWidth=2.5).encode(x=x, y=y),
         )
-        .add_params(*(alt.param(name=name, value=value) for name, value in _MAP_PARAMETERS.items()))
+        .add_params(*_signals(labels=[], layers=1, heads=1, step=16, **_INKS["light"]))
         .properties(width=alt.Step(16), height=alt.Step(16))
     )
-    return chart.to_dict()
+    compiled = _compiled(chart)
+    for mark in compiled["marks"]:
+        if mark["type"] == "rect":  # an expression for each of 12 800 cells otherwise, with the same result
+            mark["encode"]["update"] |= {"width": {"scale": "x", "band": 1}, "height": {"scale": "y", "band": 1}}
+    return compiled
 
 
 @functools.cache
 def histogram(kind: str) -> dict[str, Any]:
-    """Bars over bins of any width, that expects the data "bins" (low, high, height); the page sets the width.
+    """Bars over bins of any width, that expects the data "bins" (low, high, height); the page sets the signal
+    `width`.
 
     Args:
         kind: "share" (0 to 1), "linear" or "log", as the axis is.
@@ -92,37 +102,45 @@ def histogram(kind: str) -> dict[str, Any]:
 
     scales = {"share": alt.Scale(domain=[0, 1]), "linear": alt.Scale(nice=False, zero=False), "log": alt.Scale(type="log", nice=False)}
     axis = alt.Axis(title=None, grid=False, tickCount=6, format="~g", labelOverlap="greedy", labelSeparation=6, labelFlush=False)
-    bins = alt.Chart(alt.NamedData("bins")).mark_rect(style="bins")
+    bins = alt.Chart(alt.NamedData("bins")).mark_rect(fill=alt.expr("bar"), stroke=alt.expr("surface"), strokeWidth=0.5)
     # Heights are no figures that a reader needs: areas are shares.
-    return (
+    chart = (
         bins.encode(
             x=alt.X("low:Q", scale=scales[kind], axis=axis),
             x2="high:Q",
             y=alt.Y("height:Q", axis=None, scale=alt.Scale(nice=False)),
             y2=alt.Y2(datum=0),
         )
-        .properties(height=64)
-        .to_dict()
+        .add_params(*_signals(**_INKS["light"]))
+        .properties(width=240, height=64)
     )
+    return _compiled(chart)
 
 
-def _theme(ramp: tuple[str, ...], ink: str, muted: str, rule: str, surface: str, bar: str) -> dict[str, Any]:
+def _signals(**values: Any) -> "list[alt.Parameter]":
+    import altair as alt
+
+    return [alt.param(name=name, value=value) for name, value in values.items()]
+
+
+def _compiled(chart: "alt.Chart | alt.LayerChart") -> dict[str, Any]:
+    import vl_convert
+
+    # Altair's own look would stand in the chart; the page's theme decides. A canvas speaks to no screen reader, and Vega would take
+    # half a second to describe every cell.
+    written = chart.to_dict() | {"config": {"aria": False, "view": {"stroke": None}}}
+    compiled = vl_convert.vegalite_to_vega(written)
+    return {name: value for name, value in compiled.items() if name not in ("$schema", "background", "padding")}
+
+
+def _config(ramp: tuple[str, ...], inks: dict[str, str]) -> dict[str, Any]:
+    muted, rule = inks["muted"], inks["rule"]
+    small = {"labelColor": muted, "titleColor": muted, "titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 11}
+    fonts = {"labelFont": _FONT, "titleFont": _FONT}
     return {
         "background": None,
-        "font": _FONT,
         "padding": 2,
-        "aria": False,  # a canvas says nothing, and describing every cell takes half a second
-        "view": {"stroke": None},
         "range": {"heatmap": list(ramp), "ramp": list(ramp)},
-        "axis": {
-            "labelColor": muted, "titleColor": muted, "titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 11,
-            "gridColor": rule, "domainColor": rule, "tickColor": rule,
-        },
-        "legend": {"labelColor": muted, "titleColor": muted, "titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 11},
-        "style": {
-            "blank": {"fill": None, "stroke": rule, "strokeWidth": 1},
-            "finding": {"filled": True, "fill": "#ffffff", "stroke": "#1d1b20", "strokeWidth": 1.2, "opacity": 1},
-            "selected": {"fill": None, "fillOpacity": 0, "stroke": ink, "strokeWidth": 2.5},
-            "bins": {"fill": bar, "stroke": surface, "strokeWidth": 0.5},
-        },
-    }  # fmt: skip
+        "axis": small | fonts | {"gridColor": rule, "domainColor": rule, "tickColor": rule},
+        "legend": small | fonts,
+    }

@@ -13,10 +13,10 @@ from attemper.report.page.charts import vega_script
 from attemper.report.page.heads import layer_data, map_data
 from attemper.report.page.requirements import require_page
 from attemper.report.page.shell import render_page, script
-from attemper.report.records import Finding, LayerRow, Outcome, Severity
+from attemper.report.records import Finding, Outcome, Severity
 
 _SHOWN = 6  # findings of one code before the rest is folded
-_LINKED = 12  # heads of one finding that get a link
+_LINKED = 16  # heads of one finding that get a link
 _PACKAGES = ("attemper", "torch", "transformers", "timm", "diffusers")
 
 
@@ -37,12 +37,22 @@ class RuleWords(Protocol):
 
 
 @dataclass(frozen=True)
+class Link:
+    """A number that leads to a head or a layer of the map; target: "" where the map does not have it."""
+
+    text: str
+    target: str
+    spoken: str
+
+
+@dataclass(frozen=True)
 class Place:
-    """Where one finding is. row: number of its layer in the page's map, None for the whole model."""
+    """One finding, or several that say the same; links: to its heads, or to the layers of several; more: heads without a link."""
 
     name: str
-    row: int | None
-    heads: tuple[int, ...]
+    target: str
+    links_to: str
+    links: tuple[Link, ...]
     more: int
     measured: str
     threshold: str
@@ -51,7 +61,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Group:
-    """The findings of one code and severity, worst first; places: the first few, folded: the rest."""
+    """The findings of one code and severity, worst first; count: how many; places: the first few, folded: the rest."""
 
     code: str
     severity: str
@@ -61,6 +71,7 @@ class Group:
     cost: str
     remedy: str
     source: str
+    count: int
     places: tuple[Place, ...]
     folded: tuple[Place, ...]
 
@@ -77,18 +88,18 @@ def check_page(report: Outcome, rules: Mapping[str, RuleWords] | None = None, wh
         MissingExtraError: a package of the extra `html` is absent.
     """
     require_page()
-    shared, table = layout.table(report)
-    labels = [cells[0] for cells in table]
-    rows = _numbers(report.rows)
-    titles = [layout.place(row.module, row.call if row.module in _repeated(report.rows) else None) for row in report.rows]
+    layers = _Layers(report)
     groups = layout.grouped(report)
-    data: dict[str, Any] = {"data": map_data(report.rows, labels, titles) | _for_script(groups, rules or {}, rows)}
-    data |= {f"layer-data-{number}": layer_data(row) for number, row in enumerate(report.rows)}
+    data: dict[str, Any] = {}
+    if report.rows:
+        data["data"] = map_data(report.rows, layers.labels, layers.titles) | _for_script(groups, rules or {}, layers)
+        data |= {f"layer-data-{number}": layer_data(row) for number, row in enumerate(report.rows)}
+    scripts = [vega_script(), script("numbers.js", "chart.js", "map.js", "head.js", "check.js")]
     return render_page(
         "check.html.j2",
         styles=("check.css",),
-        scripts=[vega_script(), script("numbers.js", "map.js", "head.js", "check.js")] if report.rows else [],
-        data=data if report.rows else {},
+        scripts=scripts if report.rows else [],
+        data=data,
         title=f"attemper check: {safe(report.model)}",
         tone=_tone(report),
         verdict=_verdict(report),
@@ -96,28 +107,15 @@ def check_page(report: Outcome, rules: Mapping[str, RuleWords] | None = None, wh
         facts=[*layout.heading(report), *_origin(when or datetime.now(UTC))],
         tiles=_tiles(report),
         counts=[(str(severity), report.count(severity)) for severity in Severity],
-        groups=[_group(findings, rules or {}, rows) for findings in groups],
+        groups=[_group(findings, rules or {}, layers) for findings in groups],
         rows=len(report.rows),
-        shared=shared,
+        shared=layers.shared,
         columns=layout.COLUMNS,
-        table=table,
+        table=layers.table,
         legend=layout.LEGEND,
         unseen=layout.unseen(report),
         notes=layout.notes(report),
     )
-
-
-def _numbers(rows: Sequence[LayerRow]) -> dict[tuple[str, int | None], int]:
-    """The number of a row by module and call, and of a module's first row by the module alone."""
-    found: dict[tuple[str, int | None], int] = {}
-    for number, row in enumerate(rows):
-        found[row.module, row.call] = number
-        found.setdefault((row.module, None), number)
-    return found
-
-
-def _repeated(rows: Sequence[LayerRow]) -> set[str]:
-    return {row.module for row in rows if row.call}
 
 
 def _tone(report: Outcome) -> str:
@@ -174,10 +172,13 @@ def _tiles(report: Outcome) -> list[tuple[str, str]]:
     ]
 
 
-def _group(findings: Sequence[Finding], rules: Mapping[str, RuleWords], rows: Mapping[tuple[str, int | None], int]) -> Group:
+def _group(findings: Sequence[Finding], rules: Mapping[str, RuleWords], layers: "_Layers") -> Group:
     first = findings[0]
     rule = rules.get(first.code)
-    places = tuple(_place(finding, rows) for finding in findings)
+    alike: dict[tuple[Any, ...], list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault((finding.message, finding.measured, finding.threshold), []).append(finding)
+    places = tuple(_place(each, layers) for each in alike.values())
     return Group(
         code=safe(first.code),
         severity=str(first.severity),
@@ -187,26 +188,36 @@ def _group(findings: Sequence[Finding], rules: Mapping[str, RuleWords], rows: Ma
         cost=safe(first.cost),
         remedy=safe(first.remedy),
         source=safe(first.source),
+        count=len(findings),
         places=places[:_SHOWN],
         folded=places[_SHOWN:],
     )
 
 
-def _place(finding: Finding, rows: Mapping[tuple[str, int | None], int]) -> Place:
+def _place(alike: Sequence[Finding], layers: "_Layers") -> Place:
+    first = alike[0]
+    row = layers.number(first)
+    names = [layout.place(finding.module, finding.call or None) for finding in alike]
+    if len(alike) > 1:
+        numbers = sorted({number for finding in alike if (number := layers.number(finding)) is not None})
+        links = [Link(layers.labels[number], f"#layer-{number}", layers.titles[number]) for number in numbers]
+    else:
+        links = [
+            Link(str(head), "" if row is None else f"#head-{row}-{head}", f"{names[0]}, head {head}") for head in first.heads
+        ]
     return Place(
-        name=layout.place(finding.module, finding.call or None),
-        row=rows.get((finding.module, finding.call)),
-        heads=finding.heads[:_LINKED],
-        more=max(0, len(finding.heads) - _LINKED),
-        measured="" if finding.measured is None else layout.number(finding.measured),
-        threshold="" if finding.threshold is None else layout.number(finding.threshold),
-        message=safe(finding.message),
+        name=layout.together(names),
+        target="" if len(alike) > 1 or row is None else f"#layer-{row}",
+        links_to="layer" if len(alike) > 1 else "head",
+        links=tuple(links[:_LINKED]),
+        more=max(0, len(links) - _LINKED),
+        measured="" if first.measured is None else layout.number(first.measured),
+        threshold="" if first.threshold is None else layout.number(first.threshold),
+        message=safe(first.message),
     )
 
 
-def _for_script(
-    groups: Sequence[Sequence[Finding]], rules: Mapping[str, RuleWords], rows: Mapping[tuple[str, int | None], int]
-) -> dict[str, Any]:
+def _for_script(groups: Sequence[Sequence[Finding]], rules: Mapping[str, RuleWords], layers: "_Layers") -> dict[str, Any]:
     """The findings once more, for the map's marks and the panel of a head; what a group shares is written once."""
     return {
         "groups": [
@@ -223,6 +234,24 @@ def _for_script(
             {"group": number, "layer": row, "heads": finding.heads, "message": safe(finding.message)}
             for number, found in enumerate(groups)
             for finding in found
-            if (row := rows.get((finding.module, finding.call))) is not None
+            if (row := layers.number(finding)) is not None
         ],
     }
+
+
+class _Layers:
+    """The rows of the map: their names, and which one a finding is about."""
+
+    def __init__(self, report: Outcome) -> None:
+        repeated = {row.module for row in report.rows if row.call}
+        self.shared, self.table = layout.table(report)
+        self.labels = [cells[0] for cells in self.table]
+        self.titles = [layout.place(row.module, row.call if row.module in repeated else None) for row in report.rows]
+        self._numbers: dict[tuple[str, int | None], int] = {}
+        for number, row in enumerate(report.rows):
+            self._numbers[row.module, row.call] = number
+            self._numbers.setdefault((row.module, None), number)
+
+    def number(self, finding: Finding) -> int | None:
+        """The row of a finding's call, or of its module's first one; None if the finding is about no attention call."""
+        return self._numbers.get((finding.module, finding.call))

@@ -49,9 +49,8 @@ def map_data(rows: Sequence[LayerRow], labels: Sequence[str], titles: Sequence[s
             {"label": label, "share": name in SHARES, "edges": [_short(edge) for edge in HISTOGRAM_EDGES[name].tolist()]}
             for name, label in HISTOGRAMS
         ],
-        "mapSpec": heat_map(),
         "labelWidth": LABEL_WIDTH,
-        "histogramSpecs": {kind: histogram(kind) for kind in ("share", "linear", "log")},
+        "charts": {"map": heat_map()} | {kind: histogram(kind) for kind in ("share", "linear", "log")},
         "themes": themes(),
     }
 

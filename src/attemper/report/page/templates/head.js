@@ -83,18 +83,15 @@ class HeadPanel {
 
   async plot({ bins, label, plot, share }, turn) {
     const [low, high] = [bins[0].low, bins.at(-1).high];
+    const { charts, themes } = this.page;
     const kind = share ? "share" : low > 0 && high > 30 * low ? "log" : "linear";
     const best = bins.reduce((most, bin) => (bin.height > most.height ? bin : most));
     const words = [low, high, best.low, best.high].map((value) => write(value, "number"));
     plot.setAttribute("role", "img");
     plot.setAttribute("aria-label", `${label}: from ${words[0]} to ${words[1]}, most often from ${words[2]} to ${words[3]}`);
     if (turn !== this.turn) return;
-    const spec = structuredClone(this.page.histogramSpecs[kind]);
-    spec.width = Math.max(120, plot.clientWidth - 28);
-    spec.datasets = { bins: kind === "linear" ? this.even(bins) : bins };
-    const { finalize } = await vegaEmbed(plot, spec, {
-      actions: false, ast: true, config: this.page.themes[document.documentElement.dataset.theme], defaultStyle: false, mode: "vega-lite", renderer: "canvas", tooltip: false,
-    });
+    const width = Math.max(120, plot.clientWidth - 28);
+    const { finalize } = await paint(plot, structuredClone(charts[kind]), themes, { width }, { bins: kind === "linear" ? this.even(bins) : bins });
     finalize();
   }
 }

@@ -34,30 +34,22 @@ class HeatMap {
 
   async draw() {
     const turn = (this.turn = (this.turn ?? 0) + 1);
-    const { labelWidth, layers, mapSpec, themes } = this.page;
+    const { charts, labelWidth, layers, themes } = this.page;
     const most = Math.max(...layers.map((each) => each.heads));
     const names = layers.map((each) => each.label);
     // Vega cuts a label; a letter takes about six pixels.
     const room = this.width() - Math.min(labelWidth, 6 * Math.max(...names.map((name) => name.length))) - MARGIN;
     const step = Math.max(4, Math.min(36, Math.floor(room / most)));
     const height = Math.max(7, Math.min(26, step, Math.floor(1400 / layers.length)));
-    const spec = structuredClone(mapSpec);
-    spec.width = { step };
-    spec.height = { step: height };
-    const parameters = { labels: names, layers: layers.length, heads: most, step: Math.min(step, height) };
-    for (const parameter of spec.params) parameter.value = parameters[parameter.name];
-    const { color } = spec.layer.find(({ encoding }) => encoding.color).encoding;
+    const chart = structuredClone(charts.map);
     const { kind, low, high, reverse } = this.map;
-    color.scale = { ...color.scale, type: kind, domain: [low, high], reverse };
-    color.legend.title = this.figure.label;
-    spec.datasets = { ...this.cells(), marks: this.marks(), selected: [this.selected] };
-    const { view, finalize } = await vegaEmbed(this.box, spec, {
-      actions: false, ast: true, config: themes[document.documentElement.dataset.theme], defaultStyle: false, hover: false, mode: "vega-lite", renderer: "canvas", tooltip: false,
-    });
+    Object.assign(chart.scales.find(({ name }) => name === "color"), { type: kind, domain: [low, high], reverse });
+    chart.legends[0].title = this.figure.label;
+    const signals = { labels: names, layers: layers.length, heads: most, step: Math.min(step, height), x_step: step, y_step: height };
+    const { view, finalize } = await paint(this.box, chart, themes, signals, { ...this.cells(), marks: this.marks(), selected: [this.selected] });
     if (turn !== this.turn) return finalize();
     this.finalize?.();
     [this.view, this.finalize] = [view, finalize];
-    for (const canvas of this.box.querySelectorAll("canvas")) canvas.setAttribute("aria-hidden", "true");
     view.addEventListener("click", (_, item) => { if (item?.datum && known(item.datum.layer)) this.select(item.datum.layer, Math.max(0, item.datum.head)); });
     view.addEventListener("mousemove", (event, item) => this.hover(event, item?.datum));
     view.addEventListener("mouseout", () => { this.tip.hidden = true; });

@@ -8,7 +8,7 @@ const written = {
   fixed: (value) => value.toFixed(4),
   percent: (value) => `${(100 * value).toFixed(1)}%`,
   times: (value) => `${written.number(value)}×`,
-  count: (value) => value.toLocaleString("en"),
+  count: (value) => String(value).replace(/\B(?=(\d{3})+$)/g, ","), // the browser's own takes 30 ms to wake up
 };
 
 const write = (value, form) => (known(value) ? written[form](finite(value)).replace("-", "−") : "—");

@@ -16,7 +16,18 @@ from tests.running import ROOT, named, run
 
 SOURCES = sorted((ROOT / "src" / "attemper").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-OPTIONAL = ("transformers", "tokenizers", "huggingface_hub", "safetensors", "typer", "click", "rich", "jinja2")
+OPTIONAL = (
+    "transformers",
+    "tokenizers",
+    "huggingface_hub",
+    "safetensors",
+    "typer",
+    "click",
+    "rich",
+    "jinja2",
+    "altair",
+    "vl_convert",
+)
 
 
 def test_no_source_file_is_two_ideas_long() -> None:

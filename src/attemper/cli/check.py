@@ -11,6 +11,7 @@ from attemper.checker.selection import layer_ignores
 from attemper.checker.thresholds import THRESHOLDS, Thresholds
 from attemper.cli.config import Format, Settings, settings, shown
 from attemper.cli.output import close_stdout, progress, say, silenced, write_report, write_text
+from attemper.cli.page import page_writer
 from attemper.cli.rendering import FILE_FORMATS, Rendering, format_of
 from attemper.errors import ArgumentError
 from attemper.report import Report, baseline
@@ -41,6 +42,9 @@ def command(
         typer.Option(
             help=f"Write the report to this file too, as its ending says: {', '.join(FILE_FORMATS)}.", show_default=False
         ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write a report page: one HTML file, with a map of every head.", show_default=False)
     ] = None,
     select: Annotated[
         list[str] | None,
@@ -130,6 +134,7 @@ def command(
     files = {Path(name): format_of(name) for name in output or ()}
     for path in (*files, *((Path(write_baseline),) if write_baseline else ())):
         check_writable(path, "--write-baseline" if str(path) == write_baseline else "--output")
+    write_page = page_writer(html)
     known = baseline.read(Path(force["baseline"])) if force["baseline"] else None
 
     report = _checked(model, inputs, force, allow_pickle, trust_remote_code)
@@ -142,6 +147,7 @@ def command(
     written = {path: rendering.text(form) for path, form in files.items()}
     for path, text in written.items():
         write_whole(path, text)
+    write_page(report)
     code = report.exit_code(force["fail-on"])
     try:
         if force["output-format"] == "text":

@@ -12,6 +12,7 @@ from attemper.ops import IMPLEMENTATIONS
 EXTRAS = {
     "cli": ("typer", "rich"),
     "hf": ("transformers", "safetensors", "huggingface_hub"),
+    "html": ("jinja2", "altair", "vl-convert-python"),
 }
 
 

@@ -228,4 +228,3 @@ def _shared(split: Iterable[Sequence[str]], room: int) -> list[str]:
             break
         found.append(column[0])
     return found
-

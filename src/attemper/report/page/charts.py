@@ -1,4 +1,4 @@
-"""What Vega draws on a page: charts that Altair writes, compiled to Vega here so that the browser need not; the page puts data in.
+"""What Vega draws on a page: charts that Altair writes, compiled to Vega here, not in the browser. The page puts data in.
 
 Colours are named here and nowhere else, once for each theme. The ramps rise or fall in lightness all along, so that they read
 without telling hues apart.
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 RAMPS = {
     "light": ("#f3ece0", "#f2d0a0", "#e49b63", "#c25b4e", "#832b4f", "#3b1140"),
-    "dark": ("#2a2630", "#54214c", "#98324f", "#d0604b", "#eea76a", "#fae6bd"),
+    "dark": ("#27232c", "#5d2b57", "#9a3553", "#d0604b", "#eea76a", "#fae6bd"),
 }
 _INKS = {
     "light": {"ink": "#1d1b20", "muted": "#625f69", "rule": "#dedbd5", "surface": "#ffffff", "bar": "#8a4a63"},
@@ -29,11 +29,11 @@ def vega_script() -> Script:
     """Vega, Vega-Lite and Vega-Embed as one script, from the wheel of vl-convert-python. Takes some seconds."""
     import vl_convert
 
-    return Script(vl_convert.javascript_bundle())
+    return Script(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
 
 
 def themes() -> dict[str, dict[str, Any]]:
-    """For the light and the dark page: Vega's `config`, and `inks`, the values of the signals that the charts take colours from."""
+    """For the light and the dark page: Vega's `config`, and `inks`, the values of the signals that hold the charts' colours."""
     return {name: {"config": _config(RAMPS[name], _INKS[name]), "inks": _INKS[name]} for name in RAMPS}
 
 
@@ -100,7 +100,11 @@ def histogram(kind: str) -> dict[str, Any]:
     """
     import altair as alt
 
-    scales = {"share": alt.Scale(domain=[0, 1]), "linear": alt.Scale(nice=False, zero=False), "log": alt.Scale(type="log", nice=False)}
+    scales = {
+        "share": alt.Scale(domain=[0, 1]),
+        "linear": alt.Scale(nice=False, zero=False),
+        "log": alt.Scale(type="log", nice=False),
+    }
     axis = alt.Axis(title=None, grid=False, tickCount=6, format="~g", labelOverlap="greedy", labelSeparation=6, labelFlush=False)
     bins = alt.Chart(alt.NamedData("bins")).mark_rect(fill=alt.expr("bar"), stroke=alt.expr("surface"), strokeWidth=0.5)
     # Heights are no figures that a reader needs: areas are shares.
@@ -123,11 +127,11 @@ def _signals(**values: Any) -> "list[alt.Parameter]":
     return [alt.param(name=name, value=value) for name, value in values.items()]
 
 
-def _compiled(chart: "alt.Chart | alt.LayerChart") -> dict[str, Any]:
+def _compiled(chart: "alt.TopLevelMixin") -> dict[str, Any]:
     import vl_convert
 
-    # Altair's own look would stand in the chart; the page's theme decides. A canvas speaks to no screen reader, and Vega would take
-    # half a second to describe every cell.
+    # Altair's own look would stand in the chart; the page's theme decides. A canvas speaks to no screen reader, and Vega would
+    # take half a second to describe every cell.
     written = chart.to_dict() | {"config": {"aria": False, "view": {"stroke": None}}}
     compiled = vl_convert.vegalite_to_vega(written)
     return {name: value for name, value in compiled.items() if name not in ("$schema", "background", "padding")}

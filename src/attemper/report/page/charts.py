@@ -69,7 +69,9 @@ def heat_map() -> dict[str, Any]:
     marks = alt.Chart(alt.NamedData("marks"))
     # Pale with a dark rim: it stands out from every colour of either ramp.
     rim = {"filled": True, "fill": "#ffffff", "stroke": "#1d1b20", "strokeWidth": 1.2, "opacity": 1}
-    size = alt.expr("pow(clamp(step * (datum.severity == 'info' ? 0.24 : 0.42), 2.5, 9), 2)")
+    # Where cells are small, what is grave may cover its neighbours rather than be overlooked.
+    least = "datum.severity == 'error' ? 6 : datum.severity == 'warning' ? 3 : 2"
+    size = alt.expr(f"pow(clamp(step * (datum.severity == 'info' ? 0.24 : 0.42), {least}, 9), 2)")
     on_head = marks.transform_filter("datum.head >= 0").mark_point(size=size, **rim)
     on_layer = marks.transform_filter("datum.head < 0").mark_point(size=45, clip=False, **rim)
     chart = (

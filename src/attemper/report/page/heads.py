@@ -41,7 +41,7 @@ def map_data(rows: Sequence[LayerRow], labels: Sequence[str], titles: Sequence[s
                 "seam": row.seam,
                 "scale": _short(row.scale),
                 "heads": row.stats.heads,
-                "values": {figure.key: _values(figure, row) for figure, _ in maps},
+                "values": {figure.key: _mapped_values(figure, row) for figure, _ in maps},
             }
             for row, label, title in zip(rows, labels, titles, strict=True)
         ],
@@ -80,6 +80,13 @@ def _runs(counts: torch.Tensor) -> list[list[int]]:
     return [
         [begin, *head[begin:end]] if head[begin] else [0] for begin, end, head in zip(first, last, counts.tolist(), strict=True)
     ]
+
+
+def _mapped_values(figure: Figure, row: LayerRow) -> list[Any]:
+    """The same for a map, where a head without rows is blank: its largest logit is −∞ and its room without end."""
+    empty = (row.stats.rows == 0).tolist()
+    values = _values(figure, row)
+    return [None if nothing and figure.form != "count" else value for value, nothing in zip(values, empty, strict=True)]
 
 
 def _as_shown(value: float, form: str) -> Any:

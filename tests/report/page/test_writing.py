@@ -16,6 +16,13 @@ def test_a_new_file_and_an_old_one(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
+def test_who_reads_the_old_page_goes_on_reading_it(tmp_path: Path) -> None:
+    write_whole(tmp_path / "page.html", "old")
+    with (tmp_path / "page.html").open() as reader:
+        write_whole(tmp_path / "page.html", "new")
+        assert reader.read() == "old"
+
+
 def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
     (tmp_path / "old.html").write_text("old")
     (tmp_path / "link.html").symlink_to("old.html")

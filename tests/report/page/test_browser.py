@@ -53,6 +53,11 @@ def find(opened: Visit, layer: str, head: int) -> tuple[float, float]:
     return found
 
 
+def drawn(opened: Visit) -> None:
+    """Wait until the map stands as it was last asked for."""
+    opened.page.wait_for_selector('#map[aria-busy="false"]')
+
+
 def figures(opened: Visit) -> dict[str, str]:
     lines = opened.page.locator("#head-figures > div")
     return {line.get_attribute("data-key"): line.locator("dd").inner_text() for line in lines.all()}
@@ -102,7 +107,7 @@ def test_the_strong_colour_is_the_worst_head_of_the_figure_chosen(opened) -> Non
 
     def worst(key: str, values: list[torch.Tensor], largest: bool) -> tuple[float, float]:
         shown.page.select_option("#figure", key)
-        shown.page.wait_for_timeout(300)
+        drawn(shown)
         flat = [(float(value), layer, head) for layer, each in enumerate(values) for head, value in enumerate(each)]
         _, layer, head = max(flat) if largest else min(flat)
         x, y = find(shown, f"layers.{layer}.attention", head)
@@ -154,22 +159,21 @@ def test_the_map_is_there_as_a_table(opened) -> None:
     report = pages.report()
     shown = opened(report)
     shown.page.locator("#as-table summary").click()
-    cells = shown.page.locator("#as-table tbody tr").nth(4).locator("td").all_inner_texts()
-    assert cells == [number(value) for value in report.rows[4].stats.max.tolist()]
+    cells = shown.page.locator("#as-table tbody tr").nth(4).locator("td")
+    expect(cells).to_have_text([number(value) for value in report.rows[4].stats.max.tolist()])
     shown.page.select_option("#figure", "mean_peak")
-    cells = shown.page.locator("#as-table tbody tr").nth(4).locator("td").all_inner_texts()
-    assert cells == [f"{value:.4f}" for value in report.rows[4].stats.mean_peak.tolist()]
+    expect(cells).to_have_text([f"{value:.4f}" for value in report.rows[4].stats.mean_peak.tolist()])
 
 
 def test_light_and_dark(opened) -> None:
     shown = opened(pages.report(), theme="dark")
     paper = "getComputedStyle(document.documentElement).backgroundColor"
-    dark, drawn = shown.page.evaluate(paper), colour(shown, *find(shown, "layers.0.attention", 0))
+    dark, before = shown.page.evaluate(paper), colour(shown, *find(shown, "layers.0.attention", 0))
     shown.page.get_by_role("button", name="switch between light and dark").click()
-    shown.page.wait_for_timeout(300)
+    drawn(shown)
     assert dark == "rgb(20, 19, 24)"
     assert shown.page.evaluate(paper) == "rgb(248, 247, 244)"
-    assert colour(shown, *find(shown, "layers.0.attention", 0)) != drawn
+    assert colour(shown, *find(shown, "layers.0.attention", 0)) != before
     shown.page.reload()
     shown.page.wait_for_selector("html[data-ready]", state="attached")
     assert shown.page.evaluate(paper) == "rgb(248, 247, 244)"
@@ -179,11 +183,11 @@ def test_severities_are_marked_as_chosen(opened) -> None:
     shown = opened(pages.report(pages.finding(), pages.finding("ATT302", Severity.INFO, module="layers.0.attention")))
     boxes = {box.inner_text().strip(): box.locator("input").is_checked() for box in shown.page.locator("#severities label").all()}
     assert boxes == {"warning": True, "info": False}
-    drawn = "document.querySelector('#map canvas').toDataURL()"
-    before = shown.page.evaluate(drawn)
+    picture = "document.querySelector('#map canvas').toDataURL()"
+    before = shown.page.evaluate(picture)
     shown.page.get_by_label("info").check()
-    shown.page.wait_for_timeout(200)
-    assert shown.page.evaluate(drawn) != before
+    drawn(shown)
+    assert shown.page.evaluate(picture) != before
 
 
 @pytest.mark.parametrize("make", [pages.broken, pages.shared, pages.hostile], ids=lambda make: make.__name__)
@@ -196,7 +200,7 @@ def test_every_head_of_every_layer_can_be_looked_at(opened, make) -> None:
             expect(shown.page.locator("#head-title")).to_have_text(f"Head {head}")
     for key in shown.page.locator("#figure option").evaluate_all("all => all.map((each) => each.value)"):
         shown.page.select_option("#figure", key)
-        shown.page.wait_for_timeout(100)
+        drawn(shown)
     assert shown.page.evaluate("document.documentElement.scrollWidth") <= 420
 
 

@@ -146,7 +146,7 @@ def _config(ramp: tuple[str, ...], inks: dict[str, str]) -> dict[str, Any]:
     return {
         "background": None,
         "padding": 2,
-        "range": {"heatmap": list(ramp), "ramp": list(ramp)},
+        "range": {"heatmap": list(ramp)},
         "axis": small | fonts | {"gridColor": rule, "domainColor": rule, "tickColor": rule},
         "legend": small | fonts,
     }

@@ -91,14 +91,15 @@ def check_page(report: Outcome, rules: Mapping[str, RuleWords] | None = None, wh
     layers = _Layers(report)
     groups = layout.grouped(report)
     data: dict[str, Any] = {}
+    scripts = []
     if report.rows:
+        scripts = [vega_script(), script("numbers.js", "chart.js", "map.js", "head.js", "check.js")]
         data["data"] = map_data(report.rows, layers.labels, layers.titles) | _for_script(groups, rules or {}, layers)
         data |= {f"layer-data-{number}": layer_data(row) for number, row in enumerate(report.rows)}
-    scripts = [vega_script(), script("numbers.js", "chart.js", "map.js", "head.js", "check.js")]
     return render_page(
         "check.html.j2",
         styles=("check.css",),
-        scripts=scripts if report.rows else [],
+        scripts=scripts,
         data=data,
         title=f"attemper check: {safe(report.model)}",
         tone=_tone(report),

@@ -34,6 +34,7 @@ class HeatMap {
 
   async draw() {
     const turn = (this.turn = (this.turn ?? 0) + 1);
+    this.box.ariaBusy = "true";
     const { charts, labelWidth, layers, themes } = this.page;
     const most = Math.max(...layers.map((each) => each.heads));
     const names = layers.map((each) => each.label);
@@ -53,6 +54,7 @@ class HeatMap {
     view.addEventListener("click", (_, item) => { if (item?.datum && known(item.datum.layer)) this.select(item.datum.layer, Math.max(0, item.datum.head)); });
     view.addEventListener("mousemove", (event, item) => this.hover(event, item?.datum));
     view.addEventListener("mouseout", () => { this.tip.hidden = true; });
+    this.box.ariaBusy = "false";
     return undefined;
   }
 
@@ -90,9 +92,11 @@ class HeatMap {
     return marks;
   }
 
-  mark(severities) {
+  async mark(severities) {
     this.marked = severities;
-    return this.view.data("marks", this.marks()).runAsync();
+    this.box.ariaBusy = "true";
+    await this.view.data("marks", this.marks()).runAsync();
+    this.box.ariaBusy = "false";
   }
 
   select(layer, head) {

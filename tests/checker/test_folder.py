@@ -76,6 +76,28 @@ class TestFolder:
         (folder / name).symlink_to(tmp_path / "secret")
         refused(folder, f"{name} is a link that leads out of the folder")
 
+    @pytest.mark.parametrize("place", ["templates", "additional_chat_templates/one.jinja"])
+    def test_a_link_to_a_folder_or_inside_one_that_leads_out(self, tmp_path: Path, place: str) -> None:
+        (tmp_path / "secret").mkdir()
+        folder = checkpoints.save(checkpoints.llama(), tmp_path / "model", tokenizer=False)
+        (folder / place).parent.mkdir(exist_ok=True)
+        (folder / place).symlink_to(tmp_path / "secret")
+        refused(folder, f"{place} is a link that leads out of the folder")
+
+    @pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.json", "chat_template.jinja", "vocab.txt"])
+    def test_a_file_beside_the_weights_that_is_far_too_large(self, tmp_path: Path, name: str) -> None:
+        folder = checkpoints.save(checkpoints.llama(), tmp_path, tokenizer=False)
+        with (folder / name).open("wb") as stream:
+            stream.truncate(2**33)  # a hole: it takes no room
+        refused(folder, f"{name} has 8589934592 bytes")
+
+    @pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "vocab.txt", "model.safetensors.index.json"])
+    def test_a_pipe_beside_the_weights_is_never_opened(self, tmp_path: Path, name: str) -> None:
+        folder = checkpoints.save(checkpoints.llama(), tmp_path, tokenizer=False)
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+        assert attemper.check(str(folder)).exit_code() == 0
+
     def test_a_name_that_no_file_can_have(self) -> None:
         with pytest.raises(LoadError, match="File name too long"):
             attemper.check("./" + "x" * 5000)
@@ -134,6 +156,12 @@ class TestShards:
         folder = index(tmp_path, {"w": "in.safetensors", "absent": "in.safetensors"})
         checkpoints.tensors(folder / "in.safetensors", w=torch.zeros(3))
         refused(folder, "says that in.safetensors holds 'absent', but it does not")
+
+    def test_one_tensor_in_two_shards(self, tmp_path: Path) -> None:
+        folder = index(tmp_path, {"w": "a.safetensors", "x": "b.safetensors"})
+        checkpoints.tensors(folder / "a.safetensors", w=torch.zeros(3))
+        checkpoints.tensors(folder / "b.safetensors", w=torch.ones(3), x=torch.zeros(2))
+        refused(folder, r"'w' is in two shards, a\.safetensors and b\.safetensors")
 
     def test_too_many_tensors(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(folder_module, "MAX_TENSORS", 2)
@@ -211,6 +239,11 @@ class TestPickle:
             attemper.check(str(folder), allow_pickle=True)
         assert not witness.exists()
 
+    def test_a_shard_named_as_one_of_the_other_kind(self, tmp_path: Path) -> None:
+        refused(
+            index(tmp_path, {"w": "pytorch_model.bin"}), r"'pytorch_model\.bin'; expected file names that end in \.safetensors"
+        )
+
     def test_a_compressed_archive(self, tmp_path: Path) -> None:
         folder = self.pickled(tmp_path)
         with zipfile.ZipFile(folder / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -250,8 +283,39 @@ class TestConfigurations:
             nested = {"a": nested}
         self.check(folder, "num_hidden_layers = 1000000000|cannot be read as JSON", own=nested)
 
-    def test_attention_code_from_elsewhere(self, folder: Path) -> None:
-        self.check(folder, "names attention code elsewhere", _attn_implementation="someone/kernel")
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("num_labels", 10**9), ("depths", [2, 10**9]), ("num_experts", 10**9), ("n_blocks", {"a": {"n_blocks": 10**9}})],
+    )
+    def test_more_parts_than_anyone_has(self, folder: Path, name: str, value: Any) -> None:
+        self.check(folder, rf"asks for {name} = 1000000000; at most \d+ are accepted", **{name: value})
+
+    def test_quantised_weights_hold_more_numbers_but_not_that_many(self, folder: Path) -> None:
+        packed = {"vocab_size": 10**9, "quantization_config": {"quant_method": "fp8"}}
+        self.check(folder, r"describes \d+ numbers, but the weight files hold \d+", **packed)
+
+    @pytest.mark.parametrize("value", ["someone/kernel", {"": "someone/kernel"}, {"text_config": "someone/kernel"}])
+    def test_attention_code_from_elsewhere(self, folder: Path, value: Any) -> None:
+        self.check(folder, "names attention code elsewhere", _attn_implementation=value)
+
+    def test_no_room_for_a_token(self, folder: Path) -> None:
+        self.check(folder, "says that it takes -1 tokens", max_position_embeddings=-1)
+
+    @pytest.mark.parametrize("frames", [10**9, -1, "many", [3]])
+    def test_an_input_that_nobody_can_hold(self, tmp_path: Path, frames: Any) -> None:
+        from transformers import ViTConfig, ViTModel
+
+        sizes = {"hidden_size": 20, "num_attention_heads": 5, "intermediate_size": 23, "num_hidden_layers": 2}
+        folder = checkpoints.save(ViTModel(ViTConfig(**sizes, image_size=16, patch_size=8)), tmp_path, tokenizer=False)
+        self.check(folder, r"asks for an input of \(3, 16, 16, .* numbers; expected at most", num_frames=frames)
+
+    @pytest.mark.parametrize("start", [10**30, "first"])
+    def test_a_token_that_is_none(self, tmp_path: Path, start: Any) -> None:
+        from transformers import T5Config, T5ForConditionalGeneration
+
+        config = T5Config(vocab_size=311, d_model=20, d_kv=4, d_ff=23, num_layers=2, num_heads=5, decoder_start_token_id=0)
+        folder = checkpoints.save(T5ForConditionalGeneration(config), tmp_path)
+        self.check(folder, "none could be made from the configuration of .*; expected --inputs", decoder_start_token_id=start)
 
     def test_code_of_its_own(self, folder: Path) -> None:
         self.check(

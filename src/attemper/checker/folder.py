@@ -21,6 +21,8 @@ PICKLE_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # The format's own cap is 100 MB, which takes Python seconds and gigabytes to parse; the largest shards in use have 2 MB.
 MAX_HEADER_BYTES = 32 * 1024 * 1024
 MAX_JSON_BYTES = 64 * 1024 * 1024
+# What transformers reads beside the weights: the largest tokenizer.json in use has 35 MB.
+MAX_OTHER_BYTES = 256 * 1024 * 1024
 MAX_TENSORS = 200_000
 MAX_DIMENSIONS = 64
 
@@ -29,6 +31,9 @@ _BITS = {
     "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
     "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
+
+
+_READ = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".vocab")
 
 
 @dataclass(frozen=True)
@@ -63,9 +68,7 @@ def open_checkpoint(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
         raise LoadError(
             f"{folder} has no {CONFIG}; expected a folder in Hugging Face's layout, or package.module:factory for other models"
         )
-    for entry in folder.iterdir():
-        if entry.is_symlink() and entry.exists() and not entry.is_dir():
-            inside(folder, entry.name)  # other files than weights are read too
+    _check_others(folder)
     config = read_json(inside(folder, CONFIG))
     if (folder / "adapter_config.json").exists():
         raise LoadError(f"{folder} holds an adapter (adapter_config.json); merge it into its base model and check the result")
@@ -113,7 +116,7 @@ def safetensors_elements(file: Path) -> dict[str, int]:
             )
         if length > size - 8:
             raise LoadError(f"{file} is truncated: its header should have {length} bytes, the file has {size}")
-        header = _parse(stream.read(length), file, "header")
+        header = parse_json(stream.read(length), file, "header")
     return _check_header(header, size - 8 - length, file)
 
 
@@ -158,7 +161,43 @@ def read_json(file: Path) -> dict[str, Any]:
     size = file.stat().st_size
     if size > MAX_JSON_BYTES:
         raise LoadError(f"{file} has {size} bytes; at most {MAX_JSON_BYTES} are accepted")
-    return _parse(file.read_bytes(), file, "contents")
+    return parse_json(file.read_bytes(), file, "contents")
+
+
+def parse_json(raw: bytes, file: Path, what: str) -> dict[str, Any]:
+    """The object that is written there.
+
+    Args:
+        raw: JSON. file: where it stands, and what: which part of the file it is, for the message.
+
+    Raises:
+        LoadError: not JSON, not an object, or a name is given twice, where readers differ in which they take.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        entries = dict(pairs)
+        if len(entries) != len(pairs):
+            raise LoadError(f"{file} gives a name twice in its {what}")
+        return entries
+
+    try:
+        value = json.loads(raw, object_pairs_hook=unique)
+    except (ValueError, RecursionError):
+        raise LoadError(f"{file} is damaged: its {what} cannot be read as JSON") from None
+    if not isinstance(value, dict):
+        raise LoadError(f"{file} is damaged: its {what} should be a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _check_others(folder: Path) -> None:
+    """Hold what lies beside the weights to the same rules: transformers reads configurations, tokenizers and templates too."""
+    root = _root(folder)
+    for place in (folder, folder / "additional_chat_templates"):
+        for entry in place.iterdir() if place.is_dir() else ():
+            if entry.is_symlink() and entry.exists() and not entry.resolve().is_relative_to(root):
+                raise LoadError(f"{entry} is a link that leads out of the folder; expected a file inside it")
+            if entry.suffix in _READ and entry.is_file() and entry.stat().st_size > MAX_OTHER_BYTES:
+                raise LoadError(f"{entry} has {entry.stat().st_size} bytes; at most {MAX_OTHER_BYTES} are accepted")
 
 
 def _root(folder: Path) -> Path:
@@ -195,6 +234,11 @@ def _elements(folder: Path, name: str) -> tuple[int, tuple[Path, ...]]:
         for tensor, shard in read_json(folder / name)["weight_map"].items():
             if tensor not in held[shard]:
                 raise LoadError(f"{folder / name} says that {shard} holds {tensor!r}, but it does not")
+    owner: dict[str, str] = {}
+    for shard, tensors in held.items():
+        for tensor in tensors:
+            if owner.setdefault(tensor, shard) != shard:
+                raise LoadError(f"{folder}: {tensor!r} is in two shards, {owner[tensor]} and {shard}; expected it in one")
     return sum(sum(tensors.values()) for tensors in held.values()), tuple(files)
 
 
@@ -230,22 +274,6 @@ def _check_header(header: dict[str, Any], data_bytes: int, file: Path) -> dict[s
     if position != data_bytes:
         raise LoadError(f"{file} has {data_bytes} bytes of tensors, its header accounts for {position}")
     return elements
-
-
-def _parse(raw: bytes, file: Path, what: str) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        entries = dict(pairs)
-        if len(entries) != len(pairs):
-            raise LoadError(f"{file} gives a name twice in its {what}")
-        return entries
-
-    try:
-        value = json.loads(raw, object_pairs_hook=unique)
-    except (ValueError, RecursionError):
-        raise LoadError(f"{file} is damaged: its {what} cannot be read as JSON") from None
-    if not isinstance(value, dict):
-        raise LoadError(f"{file} is damaged: its {what} should be a JSON object, found {type(value).__name__}")
-    return value
 
 
 def _check_pickle(file: Path) -> None:

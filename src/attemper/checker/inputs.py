@@ -12,9 +12,9 @@ from torch import Tensor
 from attemper.checker import made_up
 from attemper.checker.folder import path_of, safetensors_elements
 from attemper.checker.load import Subject, call_foreign, import_callable
-from attemper.checker.options import Options, one_line
+from attemper.checker.options import ENDS, Options, one_line
 from attemper.checker.passage import PASSAGE
-from attemper.errors import LoadError, MissingExtraError
+from attemper.errors import AttemperError, LoadError, MissingExtraError
 
 MAX_TEXT_BYTES = 64 * 1024 * 1024
 
@@ -43,9 +43,16 @@ def prepare(subject: Subject, given: Any, options: Options) -> Inputs:
     Raises:
         LoadError: it cannot be read, or there is nothing sensible to run this model on.
     """
-    inputs = _given(subject, given, options) if given is not None else _default(subject, options)
-    if not inputs.args and subject.config is not None:
-        inputs = _completed(subject, inputs)
+    try:
+        inputs = _given(subject, given, options) if given is not None else _default(subject, options)
+        if not inputs.args and subject.config is not None:
+            inputs = _completed(subject, inputs)
+    except AttemperError:
+        raise
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # sizes are whatever config.json says
+        raise LoadError(
+            f"inputs: none could be made from the configuration of {subject.name}: {one_line(error)}; expected --inputs"
+        ) from error
     _check_arguments(subject, inputs)
     return _in_dtype(subject, inputs)
 
@@ -147,9 +154,13 @@ def _text(subject: Subject, texts: list[str], name: str, options: Options) -> In
     try:
         encoded = found(texts, truncation=True, max_length=limit, padding=pads, return_tensors="pt")
         whole = len(found(texts[0], truncation=False, verbose=False)["input_ids"])
-    except Exception as error:
+    except ENDS:
+        raise
+    except BaseException as error:
         raise _NoTokenizerError(f"the tokenizer failed ({one_line(error)})") from error
     ids = encoded["input_ids"]
+    if ids.shape[-1] > limit:
+        raise _NoTokenizerError(f"the tokenizer gives {ids.shape[-1]} tokens where at most {limit} were asked for")
     _check_fits(found, ids, made_up.vocabulary(subject.config), name)
     kwargs = {key: value for key, value in encoded.items() if key in made_up.parameters(subject.model)}
     cut = f", cut from {whole}" if whole > ids.shape[1] else ""

@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attemper.errors import LoadError
+
 SEED = 1706
 DECODER_TOKENS = 64
+MAX_ELEMENTS = 2**28
 
 
 def parameters(model: nn.Module) -> frozenset[str]:
@@ -58,7 +61,10 @@ def longest(model: nn.Module, config: Any) -> int:
     # RoBERTa and its kin count positions from the padding id + 1 on.
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            return min(limit, module.num_embeddings - module.padding_idx - 1)
+            limit = min(limit, module.num_embeddings - module.padding_idx - 1)
+            break
+    if limit < 2:
+        raise LoadError(f"inputs: its configuration says that it takes {limit} tokens; expected 2 or more")
     return limit
 
 
@@ -96,6 +102,8 @@ def _image(config: Any, batch: int) -> tuple[Tensor, str]:
     size = _first(config, "image_size", "input_size") or 224
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
     channels = _first(config, "num_channels", "in_channels", "in_chans") or 3
+    frames = _first(config, "num_frames") or 0
+    _bounded(channels, height, width, frames or 1)
     generator = torch.Generator().manual_seed(SEED)
     y, x = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
     planes = []
@@ -104,14 +112,20 @@ def _image(config: Any, batch: int) -> tuple[Tensor, str]:
         planes.append(x * (1 - 0.5 * channel) + y * 0.5 + 1.5 * disc + 0.3 * torch.sin(20 * x * (1 + channel)))
     image = torch.stack(planes) + 0.1 * torch.randn(channels, height, width, generator=generator)
     image = (image - image.mean()) / image.std()
-    frames = _first(config, "num_frames")
     if frames:
         video = torch.stack([image.roll(3 * frame, dims=-1) for frame in range(frames)])
         return video.expand(batch, *video.shape).contiguous(), f"a made-up video, {frames} frames of {height} x {width}"
     return image.expand(batch, *image.shape).contiguous(), f"a made-up image, {height} x {width}"
 
 
+def _bounded(*shape: int) -> None:
+    """Refuse to make what a configuration has no business asking for."""
+    if not all(isinstance(size, int) and size > 0 for size in shape) or math.prod(shape) > MAX_ELEMENTS:
+        raise LoadError(f"inputs: its configuration asks for an input of {shape} numbers; expected at most {MAX_ELEMENTS} in all")
+
+
 def _spectrum(bands: int, frames: int) -> Tensor:
+    _bounded(bands, frames)
     generator = torch.Generator().manual_seed(SEED)
     band, frame = torch.arange(bands).unsqueeze(1), torch.arange(frames)
     ridge = torch.exp(-(((band - bands * (0.3 + 0.2 * torch.sin(frame / 40))) / 3.0) ** 2))

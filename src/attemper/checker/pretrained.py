@@ -11,14 +11,19 @@ import torch
 
 from attemper.checker.budget import Budget
 from attemper.checker.folder import Checkpoint
-from attemper.checker.options import Options, one_line
+from attemper.checker.options import ENDS, Options, one_line
 from attemper.checker.streaming import hollow_parameters, stream, tensors_of
+from attemper.checker.tokenizer_files import hostile
 from attemper.errors import AttemperError, LoadError, MissingExtraError, UnsupportedError
 
 # Larger than any model in use; building this many layers of nothing takes seconds.
 MAX_LAYERS = 4096
-# How far a configuration may exceed what the files hold (by a head that was not saved, say): a factor, and a count.
-SLACK_FACTOR, SLACK_ELEMENTS = 2, 100_000_000
+_MODULES = re.compile(r"layer|depth|(num|n)_.*(block|expert|group|stage|codebook|branch)")
+# transformers writes a name for each.
+MAX_LABELS = 2_000_000
+# How far a configuration may exceed what the files hold (by a head that was not saved, say): a factor, and a count. Quantised
+# weights are packed: one int32 may hold 32 numbers.
+SLACK_FACTOR, SLACK_ELEMENTS, PACKED = 2, 100_000_000, 32
 
 
 def read(checkpoint: Checkpoint, options: Options) -> tuple[Any, frozenset[str], tuple[str, ...]]:
@@ -111,11 +116,15 @@ def tokenizer(folder: Path, options: Options) -> tuple[Any, str]:
     """The tokenizer of a folder, or None and the reason."""
     transformers = _transformers()
     try:
+        if reason := hostile(folder):
+            return None, reason
         with quiet(transformers):
             found = transformers.AutoTokenizer.from_pretrained(
                 str(folder), trust_remote_code=options.trust_remote_code, local_files_only=True
             )
-    except Exception as error:  # noqa: BLE001 - a model without a usable tokenizer is still checked, on random ids
+    except ENDS:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a model without a usable tokenizer is still checked, on random ids
         return None, one_line(error)
     return found, ""
 
@@ -169,26 +178,29 @@ def _model_class(transformers: Any, config: Any, options: Options) -> tuple[Any,
 
 
 def _check_config(checkpoint: Checkpoint) -> None:
-    remaining = [checkpoint.config]  # a list, not recursion: nesting is up to the file
+    where = f"{checkpoint.folder}/config.json"
+    remaining: list[tuple[str, Any]] = [("", checkpoint.config)]  # a list, not recursion: nesting is up to the file
     while remaining:
-        for key, value in remaining.pop().items():
-            if isinstance(value, dict):
-                remaining.append(value)
-            elif "layer" in key and type(value) is int and value > MAX_LAYERS:
-                raise LoadError(f"{checkpoint.folder}/config.json asks for {key} = {value}; at most {MAX_LAYERS} are accepted")
-            elif "attn_implementation" in key and isinstance(value, str) and "/" in value:
-                raise LoadError(
-                    f"{checkpoint.folder}/config.json names attention code elsewhere ({value!r}); remove {key} to check it"
-                )
+        key, value = remaining.pop()
+        attention = "attn_implementation" in key
+        if isinstance(value, dict):  # one implementation for each part of a model is named by the part
+            remaining += [(key if attention else inner, each) for inner, each in value.items()]
+        elif isinstance(value, list):
+            remaining += [(key, each) for each in value]
+        elif type(value) is int and _MODULES.search(key) and value > MAX_LAYERS:
+            raise LoadError(f"{where} asks for {key} = {value}; at most {MAX_LAYERS} are accepted")
+        elif type(value) is int and key == "num_labels" and value > MAX_LABELS:
+            raise LoadError(f"{where} asks for {key} = {value}; at most {MAX_LABELS} are accepted")
+        elif attention and isinstance(value, str) and "/" in value:
+            raise LoadError(f"{where} names attention code elsewhere ({value!r}); remove {key} to check it")
 
 
 def _check_size(model_class: Any, config: Any, checkpoint: Checkpoint, options: Options) -> None:
-    if getattr(config, "quantization_config", None) is not None:
-        return  # packed numbers: one element may hold many
+    packed = PACKED if getattr(config, "quantization_config", None) is not None else 1
     with torch.device("meta"):
         skeleton = _built(model_class, config, options)
     described = sum(tensor.numel() for tensor in [*skeleton.parameters(), *skeleton.buffers()])
-    if described > SLACK_FACTOR * checkpoint.elements + SLACK_ELEMENTS:
+    if described > SLACK_FACTOR * packed * checkpoint.elements + SLACK_ELEMENTS:
         raise LoadError(
             f"{checkpoint.folder}/config.json describes {described} numbers, but the weight files hold {checkpoint.elements}; "
             "expected a configuration that fits them"

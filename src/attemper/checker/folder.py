@@ -95,6 +95,17 @@ def open_checkpoint(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
     return Checkpoint(folder, config, pickled=True, elements=sum(file.stat().st_size for file in files))
 
 
+def weight_files(checkpoint: Checkpoint) -> list[Path]:
+    """The files that hold the weights: one, or the shards that an index lists.
+
+    Raises:
+        LoadError: they are gone, or are not what they were when the folder was opened.
+    """
+    names, suffix = (PICKLE_WEIGHTS, ".bin") if checkpoint.pickled else (SAFE_WEIGHTS, ".safetensors")
+    used = next((name for name in names if (checkpoint.folder / name).exists()), names[0])
+    return _weight_files(checkpoint.folder, used, suffix)
+
+
 def safetensors_elements(file: Path) -> dict[str, int]:
     """Read the header of a safetensors file and hold it against the file's size.
 

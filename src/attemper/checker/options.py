@@ -8,7 +8,7 @@ import torch
 from attemper.checker.thresholds import DEFAULTS, Thresholds
 from attemper.errors import ArgumentError
 
-# What is never an answer about a model. A panic in a library written in Rust is, and no `Exception`: catch BaseException, not these.
+# What is never an answer about a model. A panic in Rust code is one and no `Exception`: catch BaseException, but not these.
 ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")

@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from attemper.capture import Unseen
 from attemper.checker.budget import size
 from attemper.checker.evidence import Evidence
 from attemper.checker.health import health_findings
-from attemper.checker.inputs import prepare
+from attemper.checker.inputs import Inputs, prepare
 from attemper.checker.load import Subject, load
 from attemper.checker.masks import mask_findings
 from attemper.checker.measure import measure
@@ -86,6 +87,17 @@ def check(
     except OSError as error:
         raise LoadError(f"a file could not be read: {one_line(error)}") from error
     evidence, unseen = measure(subject, arguments, options.thresholds, tell)
+    return judge(subject, arguments, evidence, unseen, selection)
+
+
+def judge(
+    subject: Subject, arguments: Inputs, evidence: Evidence, unseen: tuple[Unseen, ...], selection: Selection = Selection()
+) -> Report:
+    """The report on what was measured, with the findings that are selected.
+
+    Raises:
+        LoadError: attention ran on random weights, so that there is nothing to judge.
+    """
     _refuse_random_attention(subject, evidence)
     findings = selection.apply(finding for rules in _RULES for finding in rules(evidence))
     return Report(

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from attemper.cli import COULD_NOT_RUN, check, compare, info, rule
+from attemper.cli import COULD_NOT_RUN, check, compare, fix, info, rule
 from attemper.cli.output import close_stdout, say
 from attemper.errors import AttemperError
 from attemper.report.names import safe
@@ -26,7 +26,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("check")(check.command)
-app.command("compare", short_help="Run one set of weights in two ways and say where and why their attention parts.")(compare.command)
+app.command("compare", short_help="Run one set of weights in two ways and say where and why their attention parts.")(
+    compare.command
+)
+app.command("fix", short_help="Do what check proposes to a copy of the weights.")(fix.command)
 app.command("rule", short_help="Explain a code such as ATT101, or list all of them.")(rule.command)
 app.command("info", short_help="Print versions, kernels and extras, for a bug report.")(info.command)
 

@@ -88,7 +88,9 @@ def notes(report: Outcome) -> list[str]:
 
 def suppressed(report: Outcome) -> list[str]:
     """The findings that a baseline names, one line each."""
-    return [f"{each.code} {each.severity} {place(each.module, each.call or None)}: {safe(each.message)}" for each in report.suppressed]
+    return [
+        f"{each.code} {each.severity} {place(each.module, each.call or None)}: {safe(each.message)}" for each in report.suppressed
+    ]
 
 
 def closing(report: Outcome) -> str:

@@ -109,7 +109,7 @@ def judge(
         ),
         findings=findings,
         unseen=tuple((each.module, each.reason) for each in unseen),
-        notes=(*subject.notes, *arguments.notes, *_notes(evidence), *_unusual(selection, options, subject)),
+        notes=(*subject.notes, *arguments.notes, *_notes(evidence), *_unusual(selection, evidence.thresholds, subject)),
     )
 
 
@@ -125,11 +125,11 @@ def _refuse_random_attention(subject: Subject, evidence: Evidence) -> None:
         )
 
 
-def _unusual(selection: Selection, options: Options, subject: Subject) -> list[str]:
+def _unusual(selection: Selection, thresholds: Thresholds, subject: Subject) -> list[str]:
     """What a reader should know of the settings: ignores without effect, thresholds that are not the usual ones."""
     globs = selection.fits_nothing(name for name, _ in subject.model.named_modules())
     notes = [f"the per-layer ignore {glob!r} fits no module of this model" for glob in globs]
-    values = options.thresholds.by_name()
+    values = thresholds.by_name()
     changed = [
         f"{each.name} {values[each.name]:g} (usually {each.default:g})"
         for each in THRESHOLDS

@@ -105,6 +105,21 @@ def command(
         ),
     ] = None,
     isolated: Annotated[bool, typer.Option("--isolated", help="Read no configuration file.")] = False,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            "--all",
+            metavar="DIR|LIST",
+            help="Check every checkpoint below a folder, or every line of a text file, each in its own process.",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="With --all: how many at a time.")] = 1,
+    timeout: Annotated[float | None, typer.Option(help="With --all: seconds that one may take.", show_default=False)] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="With --all: on this Ray cluster; local starts one.", show_default=False),
+    ] = None,
     show_config: Annotated[bool, typer.Option("--show-config", help="Print what is in force, as TOML, and exit.")] = False,
 ) -> None:
     """Run a model once and report what is wrong with its attention.
@@ -127,6 +142,31 @@ def command(
     if show_config:
         say(shown(force))
         return
+    if every is not None:
+        alone = {"MODEL": model, "--output": output, "--html": html, "--write-baseline": write_baseline, "--explain": explain}
+        if given := [name for name, value in alone.items() if value]:
+            raise ArgumentError(given[0], "--all beside it", "one of the two")
+        from attemper.cli.many import check_all
+
+        passed = {
+            "inputs": inputs,
+            "select": select,
+            "ignore": ignore,
+            "per-layer-ignore": per_layer_ignore,
+            "threshold": threshold,
+            "fail-on": fail_on,
+            "baseline": baseline_file,
+            "dtype": dtype,
+            "max-tokens": max_tokens,
+            "max-memory": max_memory,
+            "allow-pickle": allow_pickle,
+            "trust-remote-code": trust_remote_code,
+            "config": config,
+            "isolated": isolated,
+        }
+        raise typer.Exit(check_all(every, passed, output_format=force["output-format"], jobs=jobs, timeout=timeout, ray=ray))
+    if ray is not None or timeout is not None or jobs != 1:
+        raise ArgumentError("--jobs, --timeout, --ray", "one of them", "--all with it")
     if explain and force["output-format"] != "text":
         raise ArgumentError(
             "--explain", f"--output-format {force['output-format']}", "the text report, which is what it explains"

@@ -13,6 +13,7 @@ EXTRAS = {
     "cli": ("typer", "rich"),
     "hf": ("transformers", "safetensors", "huggingface_hub"),
     "html": ("jinja2", "altair", "vl-convert-python"),
+    "ray": ("ray",),
 }
 
 

@@ -1,16 +1,14 @@
-"""The sub-command `fix`: its options, its two forms of output, and what a signal does to it."""
+"""The sub-command `fix`: its options, and its two forms of output."""
 
-import contextlib
-import signal
 import sys
-from collections.abc import Generator
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from attemper.checker.options import DTYPES
 from attemper.cli.output import progress, silenced, write_json
+from attemper.cli.signals import ended_as_interrupted
 from attemper.errors import ArgumentError
 
 
@@ -61,7 +59,7 @@ def command(
     """
     from attemper.checker.remedies import fix, plain_text
 
-    with progress() as tell, silenced(), _ended_as_interrupted():
+    with progress() as tell, silenced(), ended_as_interrupted():
         report = fix(
             model,
             out,
@@ -88,21 +86,3 @@ def _two(fold: str) -> tuple[str, str]:
     if not colon:
         raise ArgumentError("--fold", repr(fold), "FROM:TO, such as none:inverse-sqrt")
     return one, other
-
-
-@contextlib.contextmanager
-def _ended_as_interrupted() -> Generator[None]:
-    """SIGTERM as Ctrl-C, so that what is half written is removed."""
-
-    def interrupt(_number: int, _frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        previous = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread, which alone gets signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

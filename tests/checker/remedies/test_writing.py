@@ -102,7 +102,7 @@ class TestWhole:
 
     @pytest.mark.slow
     def test_nor_where_the_command_is_ended(self, folder: Path, tmp_path: Path) -> None:
-        # The command waits, half done, for a pipe that nobody writes to.
+        # The command is held, half done, where it would write the weights.
         (tmp_path / "site").mkdir()
         (tmp_path / "site" / "sitecustomize.py").write_text(
             "import threading, time\n"
@@ -111,7 +111,7 @@ class TestWhole:
             "    while 'attemper.checker.remedies.writing' not in sys.modules: time.sleep(0.01)\n"
             "    time.sleep(0.5)\n"
             "    module = sys.modules['attemper.checker.remedies.writing']\n"
-            "    module._save = lambda *_: time.sleep(60)\n"
+            f"    module._save = lambda *_: (open({str(tmp_path / 'reached')!r}, 'w').close(), time.sleep(60))\n"
             "threading.Thread(target=hold, daemon=True).start()\n"
         )
         environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
@@ -129,10 +129,11 @@ class TestWhole:
         ]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob(".o.*.partial/config.json")):
+        while not (tmp_path / "reached").exists():
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        assert list(tmp_path.glob(".o.*.partial/config.json"))
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
         assert process.returncode == 130, err

@@ -69,10 +69,10 @@ class OutputChange:
     """How far the outputs moved on the inputs of the check, over real positions, computed in the dtype of the check.
 
     Attributes:
-        what: "logits" (one number for each token of the vocabulary) or "hidden states".
+        what: "logits" (over the vocabulary) or "hidden states".
         positions: how many were compared. largest: of the differences; typical: root mean square of the outputs before.
         relative: norm of the difference by norm of the outputs before.
-        kl, kl_largest: divergence of the distributions after from those before, in nats, mean and largest; None for hidden states.
+        kl, kl_largest: divergence of the distributions after from those before, in nats, mean and largest; or None.
         loss_before, loss_after: mean cross entropy of the next token; None where the model does not predict it.
     """
 

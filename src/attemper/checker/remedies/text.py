@@ -40,10 +40,10 @@ def _block(lines: list[str], *, heading: bool) -> Iterable[str]:
 def _figures(report: Report) -> list[str]:
     totals = report.totals
     codes = [f"{code} {severity} in {places}" for code, severity, places in _found(report)]
+    largest = f"largest logit {number(totals.max_logit)}, largest |q·k| {number(totals.product_absmax)}"
     return [
         f"findings: {', '.join(codes) or 'none'}",
-        f"largest logit {number(totals.max_logit)}, largest |q·k| {number(totals.product_absmax)}, "
-        f"fp16 room {number(totals.headroom_float16)}×, saturated {totals.saturated_share:.2%}",
+        f"{largest}, fp16 room {number(totals.headroom_float16)}×, saturated {totals.saturated_share:.2%}",
     ]
 
 

@@ -1,0 +1,30 @@
+"""`check --all` on the command line."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_command import Capture, could_not_run, run
+
+
+@pytest.mark.slow
+def test_a_folder_of_checkpoints(capsys: Capture, tmp_path: Path, llama_folder: Path) -> None:
+    shutil.copytree(llama_folder, tmp_path / "good")
+    shutil.copytree(llama_folder, tmp_path / "bad")
+    (tmp_path / "bad" / "model.safetensors").write_bytes(b"short")
+    code, out, err = run(capsys, "check", "--all", str(tmp_path), "--output-format", "json", "--max-tokens", "17")
+    assert (code, err) == (2, "")
+    data = json.loads(out)
+    assert data["exit"] == 2
+    bad, good = data["models"]
+    assert (bad["model"], bad["exit"], good["model"], good["exit"]) == (str(tmp_path / "bad"), 2, str(tmp_path / "good"), 0)
+    assert "model.safetensors is truncated" in bad["error"]
+    assert "17 tokens" in good["report"]["inputs"]
+
+
+def test_arguments(capsys: Capture, tmp_path: Path) -> None:
+    assert "MODEL: got 'x'; expected no model beside --all" in could_not_run(capsys, "check", "x", "--all", str(tmp_path))
+    assert "names no model" in could_not_run(capsys, "check", "--all", str(tmp_path))
+    assert "expected --all with it" in could_not_run(capsys, "check", "--jobs", "3")

@@ -168,3 +168,9 @@ def test_without_ray_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ImportError, match=r"ray is needed to check models on a Ray cluster; install it with: pip install 'attemper\[ray\]'"
     ):
         check_many(["x"], ray="local")
+
+
+def test_a_cluster_that_does_not_answer() -> None:
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'attemper[ray]'")
+    with pytest.raises(LoadError, match=r"ray: no cluster could be reached at '127\.0\.0\.1:1': ConnectionRefusedError"):
+        check_many(["x"], ray="127.0.0.1:1")

@@ -1,6 +1,7 @@
 """The same checks on a Ray cluster: each is a task that starts the same process on the node that it lands on."""
 
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,6 +9,8 @@ from attemper.checker.many.process import COULD_NOT_RUN, check_one
 from attemper.checker.many.records import ModelResult
 from attemper.checker.options import one_line
 from attemper.errors import LoadError, MissingExtraError
+
+_SECONDS = 10.0  # that a node may take to answer
 
 
 def on_ray(
@@ -22,6 +25,7 @@ def on_ray(
         import ray
     except ImportError:
         raise MissingExtraError("ray", "ray", "check models on a Ray cluster") from None
+    _refuse_silent(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
@@ -39,6 +43,17 @@ def on_ray(
         return tuple(results[place] for place in range(len(models)))
     finally:
         ray.shutdown()
+
+
+def _refuse_silent(address: str) -> None:
+    """Ray itself tries an address for minutes, and then ends the process."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise LoadError(f"ray: no cluster could be reached at {address!r}: {one_line(error)}") from error
 
 
 def _check(model: str, arguments: tuple[str, ...], timeout: float | None) -> ModelResult:

@@ -205,9 +205,7 @@ class TestFold:
         with pytest.raises(ArgumentError, match=rf"fold: got '{word}'; expected none, inverse-sqrt, inverse or a finite number"):
             fix(llama_folder, tmp_path / "fixed", fold=("none", word))
 
-    def test_the_proposal_for_a_missing_scale_repairs_it(self, tmp_path: Path) -> None:
-        # Weights that want 1/√d where the configuration says 1: granite's own rule is whatever its configuration says, so
-        # the finding is made by hand.
+    def test_a_missing_scale_is_proposed_to_be_folded(self) -> None:
         from attemper.checker.remedies.proposals import proposals
 
         report = attemper.check(None)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attemper.errors import LoadError
+from attemper.errors import ArgumentError
 from attemper.report.files import check_writable, write_whole
 
 
@@ -42,7 +42,33 @@ def test_a_failure_leaves_the_old_one_and_nothing_beside_it(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.parametrize(("name", "words"), [("nowhere/x.json", "nowhere does not exist"), (".", "it is a folder")])
-def test_what_cannot_be_written_is_known_before(tmp_path: Path, name: str, words: str) -> None:
-    with pytest.raises(LoadError, match=words):
-        check_writable(tmp_path / name, "--output")
+def test_who_reads_the_old_file_goes_on_reading_it(tmp_path: Path) -> None:
+    write_whole(tmp_path / "page.html", "old")
+    with (tmp_path / "page.html").open() as reader:
+        write_whole(str(tmp_path / "page.html"), "new")
+        assert reader.read() == "old"
+
+
+def test_text_that_cannot_be_encoded_leaves_the_old_file(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("old")
+    with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
+        write_whole(tmp_path / "page.html", "half of it \ud800")
+    assert (tmp_path / "page.html").read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_cannot_be_written_is_known_before(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=f"--output: got a folder, {tmp_path}"):
+        check_writable(tmp_path, "--output")
+    with pytest.raises(ArgumentError, match="nowhere first"):
+        check_writable(tmp_path / "nowhere" / "page.html", "--output")
+    with pytest.raises(ArgumentError, match=r"/proc/page\.html \("):
+        check_writable("/proc/page.html", "--output")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_may_be_written_is_left_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    check_writable(tmp_path / "page.html", "--output")
+    check_writable(tmp_path / "pipe", "--output")
+    assert [each.name for each in tmp_path.iterdir()] == ["pipe"]

@@ -90,9 +90,7 @@ def check(
     return judge(subject, arguments, evidence, unseen, selection)
 
 
-def judge(
-    subject: Subject, arguments: Inputs, evidence: Evidence, unseen: tuple[Unseen, ...], selection: Selection = Selection()
-) -> Report:
+def judge(subject: Subject, arguments: Inputs, evidence: Evidence, unseen: tuple[Unseen, ...], selection: Selection) -> Report:
     """The report on what was measured, with the findings that are selected.
 
     Raises:

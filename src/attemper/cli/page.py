@@ -5,7 +5,8 @@ from pathlib import Path
 
 from attemper.checker import RULES
 from attemper.report import Report
-from attemper.report.page import refuse_target, require_page
+from attemper.report.files import check_writable
+from attemper.report.page import require_page
 
 
 def page_writer(path: Path | None) -> Callable[[Report], None]:
@@ -18,5 +19,5 @@ def page_writer(path: Path | None) -> Callable[[Report], None]:
     if path is None:
         return lambda _report: None
     require_page()
-    refuse_target(path)
+    check_writable(path, "html")
     return lambda report: report.save_html(path, {rule.code: rule for rule in RULES})

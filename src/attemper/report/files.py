@@ -5,24 +5,34 @@ import os
 import tempfile
 from pathlib import Path
 
-from attemper.errors import LoadError
+from attemper.errors import ArgumentError
 
 
-def check_writable(path: Path, argument: str) -> None:
+def check_writable(path: "str | os.PathLike[str]", argument: str) -> None:
     """Find out before a long run that its result could not be written.
 
+    A file is created beside it and removed: that alone tells on read-only file systems, and for a user who may do anything.
+
     Raises:
-        LoadError: there is no such folder, or the path is one.
+        ArgumentError: it is a folder, its folder does not exist, or nothing can be created there.
     """
-    if path.is_dir() or not path.parent.is_dir():
-        raise LoadError(
-            f"{argument} {path}: {'it is a folder' if path.is_dir() else f'{path.parent} does not exist'}; expected a file"
-        )
-    if not os.access(path.parent, os.W_OK):
-        raise LoadError(f"{argument} {path}: {path.parent} may not be written")
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise ArgumentError(argument, f"a folder, {path}", "the name of a file")
+    if not target.parent.is_dir():
+        raise ArgumentError(argument, f"{path}", f"a file in a folder that exists; create {target.parent} first")
+    if target.exists() and not target.is_file():  # /dev/stdout, a pipe: there is nothing to create
+        return
+    try:
+        handle, name = _beside(target)
+        os.close(handle)
+        Path(name).unlink()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ArgumentError(argument, f"{path} ({reason})", "a file in a folder that can be written") from error
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: "str | os.PathLike[str]", text: str) -> None:
     """Write a text file beside its place and move it there, so that a reader sees the old file or the new one.
 
     A link is followed: what it leads to is replaced.
@@ -30,11 +40,11 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written; nothing is left behind.
     """
-    path = path.resolve()
+    path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():  # /dev/stdout, a pipe: there is nothing to replace
         path.write_text(text, "utf-8")
         return
-    handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
+    handle, name = _beside(path)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
             stream.write(text)
@@ -47,6 +57,10 @@ def write_whole(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             Path(name).unlink()
         raise
+
+
+def _beside(path: Path) -> tuple[int, str]:
+    return tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
 
 
 def _umask() -> int:

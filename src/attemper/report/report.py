@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from attemper.report.files import check_writable, write_whole
 from attemper.report.records import Outcome
 from attemper.report.schema import outcome_fields, to_dict
 from attemper.report.text import plain_text
@@ -54,12 +55,11 @@ class Report(Outcome):
             rules: as for `to_html`.
 
         Raises:
-            ArgumentError: a folder, or a place where nothing can be written.
+            ArgumentError: a folder, or a place where nothing can be written; said before the page is made.
             MissingExtraError: a package of the extra `html` is absent.
             OSError: the disk is full, or the like; what stood there before still does.
         """
-        from attemper.report.page import write_whole
-
+        check_writable(path, "path")
         write_whole(path, self.to_html(rules))
 
     def __str__(self) -> str:

@@ -19,6 +19,7 @@ from attemper.checker.remedies.proposals import proposals
 from attemper.checker.remedies.records import FixReport, Picks
 from attemper.checker.remedies.writing import appearing, check_out, write
 from attemper.checker.run import judge
+from attemper.checker.selection import Selection
 from attemper.errors import ArgumentError, LoadError
 from attemper.report import Report
 
@@ -134,7 +135,7 @@ def _fix(
 def _check(subject: Subject, given: Any, options: Options, tell: Progress) -> tuple[Inputs, Evidence, Report]:
     arguments = prepare(subject, given, options)
     evidence, unseen = measure(subject, arguments, options.thresholds, tell)
-    return arguments, evidence, judge(subject, arguments, evidence, unseen)
+    return arguments, evidence, judge(subject, arguments, evidence, unseen, Selection())
 
 
 def _margin(checkpoint: Checkpoint) -> float:

@@ -6,6 +6,5 @@ its theme), `charts` (what Vega draws), `templates/parts.html.j2` (facts, tiles,
 
 from attemper.report.page.check_page import RuleWords, check_page
 from attemper.report.page.requirements import require_page
-from attemper.report.page.writing import refuse_target, write_whole
 
-__all__ = ["RuleWords", "check_page", "refuse_target", "require_page", "write_whole"]
+__all__ = ["RuleWords", "check_page", "require_page"]

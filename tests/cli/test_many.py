@@ -25,6 +25,6 @@ def test_a_folder_of_checkpoints(capsys: Capture, tmp_path: Path, llama_folder: 
 
 
 def test_arguments(capsys: Capture, tmp_path: Path) -> None:
-    assert "MODEL: got 'x'; expected no model beside --all" in could_not_run(capsys, "check", "x", "--all", str(tmp_path))
+    assert "MODEL: got 'x'; expected none beside --all" in could_not_run(capsys, "check", "x", "--all", str(tmp_path))
     assert "names no model" in could_not_run(capsys, "check", "--all", str(tmp_path))
     assert "expected --all with it" in could_not_run(capsys, "check", "--jobs", "3")

@@ -144,8 +144,9 @@ def command(
         return
     if every is not None:
         alone = {"MODEL": model, "--output": output, "--html": html, "--write-baseline": write_baseline, "--explain": explain}
-        if given := [name for name, value in alone.items() if value]:
-            raise ArgumentError(given[0], "--all beside it", "one of the two")
+        for name, value in alone.items():
+            if value:
+                raise ArgumentError(name, repr(value), "none beside --all")
         from attemper.cli.many import check_all
 
         passed = {

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attemper.capture import AttentionCall, capture
 from attemper.checker.scale import Scaling, effective, measure_call, scale_findings
+from attemper.checker.thresholds import DEFAULTS
 from attemper.report import Finding, Severity
 from tests.capture.architectures import ARCHITECTURES, HEAD_DIM, HIDDEN, build
 
@@ -28,7 +29,7 @@ def evidence(model: nn.Module, inputs: dict[str, Tensor]) -> Any:
     with torch.no_grad(), capture(model, observe, follow_projections=True):
         model(**inputs)
     assert calls
-    return SimpleNamespace(model=model, config=getattr(model, "config", None), calls=calls)
+    return SimpleNamespace(model=model, config=getattr(model, "config", None), calls=calls, thresholds=DEFAULTS)
 
 
 def findings(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Finding, ...]:
@@ -260,7 +261,7 @@ def test_torchs_own_attention_gives_nothing(training: bool) -> None:
 
 def heads_evidence(scale: Tensor, model: nn.Module) -> Any:
     call = SimpleNamespace(module="0", call=0, scaling=Scaling(head_dim=13, heads=3, scale=scale))
-    return SimpleNamespace(model=model, config=None, calls=[call])
+    return SimpleNamespace(model=model, config=None, calls=[call], thresholds=DEFAULTS)
 
 
 def test_a_scale_for_each_head_is_judged_for_each_head() -> None:

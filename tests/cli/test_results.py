@@ -84,7 +84,7 @@ class TestOutput:
         ("file", "words"),
         [
             ("report.html.gz", "--output: got 'report.html.gz'; expected a file that ends in .json, .sarif, .xml, .txt"),
-            ("nowhere/r.json", "--output nowhere/r.json: nowhere does not exist"),
+            ("nowhere/r.json", "--output: got nowhere/r.json; expected a file in a folder that exists; create"),
         ],
     )
     def test_what_cannot_be_written_is_said_before_the_model_runs(

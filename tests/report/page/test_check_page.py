@@ -93,5 +93,5 @@ def test_an_absent_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_report_saves_itself(tmp_path) -> None:
     pages.report(rows=()).save_html(tmp_path / "page.html")
     assert "no attention call was seen" in (tmp_path / "page.html").read_text("utf-8")
-    with pytest.raises(ArgumentError, match="html: got a folder"):
+    with pytest.raises(ArgumentError, match="path: got a folder"):
         pages.report(rows=()).save_html(tmp_path)

@@ -95,6 +95,32 @@ ATTEMPER_OUTLINED void multiply_into(const Term* a, int64_t a_stride, const Term
                          });
 }
 
+// A vector of weights, found again as the forward pass had them.
+template <class Real>
+struct Again {
+  Vec<Real> depth, weight;  // (z − pivot) · log2 e, at least what exp2_of takes; the weight
+  Vec<Real> slope;          // of the logit as a function of scale · product
+
+  ATTEMPER_INLINE Again(const Problem& p, const Block<Real>& block, const RowTerms<Real>& rows, const Visibility<Real>& seen,
+                        Vec<Real> product, int64_t key, int vector) {
+    const int lanes = vector * kLanes<Real>;
+    const Vec<Real> scale = load(block.scale + lanes);
+    Vec<Real> x = product;
+    slope = splat(Real(1));
+    if (p.softcap != 0) {
+      const Vec<Real> inside = product * load(block.scale_by_cap + lanes), bent = tanh_of(inside);
+      x = splat(static_cast<Real>(p.softcap)) * bent;
+      slope = tanh_slope_of<Real>(inside, bent);
+    } else if (!block.raw) {
+      x *= scale;
+    }
+    if (seen.bias && !block.raw) x += load(seen.bias + key * kBlock<Real> + lanes);
+    const Vec<Real> factor = block.raw ? scale * splat(Real(kLog2E)) : splat(Real(kLog2E));
+    depth = bounded((x - load(rows.pivot + lanes)) * factor);
+    weight = exp2_of(depth) * load(rows.peak + lanes);
+  }
+};
+
 // Weights of one tile, dropout applied, in desk.weights; in desk.gradient the gradient of the logits or, with `through`, that of
 // the products, back through the cap and the scale. Then Σ dz·(u − pivot) of each row is added to from_pivot on the way, which
 // the gradient of the scale wants. Needs desk.products, and in desk.gradient that of the weights.
@@ -105,20 +131,16 @@ void logit_gradients(const Problem& p, const Block<Real>& block, const RowTerms<
   const bool flows = p.output_gradient.address != 0, dropping = p.dropout_p > 0;
   for (int v = 0; v < block.vectors; ++v) {
     const int lanes = v * kLanes<Real>;
-    const Vec<Real> scale = load(block.scale + lanes), scale_by_cap = load(block.scale_by_cap + lanes);
-    const Vec<Real> factor = block.raw ? scale * splat(Real(kLog2E)) : splat(Real(kLog2E));
-    const Vec<Real> pivot = load(rows.pivot + lanes), peak = load(rows.peak + lanes), constant = load(rows.constant + lanes);
+    const Vec<Real> scale = load(block.scale + lanes), constant = load(rows.constant + lanes);
     const Vec<Real> entropy_gradient = load(rows.entropy_gradient + lanes), surprise = load(rows.surprise + lanes);
     const Vec<Real> product_pivot = load(rows.product_pivot + lanes);
     Vec<Real> weighted = nought;
     for (int64_t j = 0; j < keys; ++j) {
       const int64_t place = j * kBlock<Real> + lanes;
       const Vec<Real> product = load(desk.products + place);
-      const Vec<Real> x = block.raw ? product : logit_of(p, block, seen, product, j, v);
-      const Vec<Real> depth = bounded((x - pivot) * factor);
-      Vec<Real> weight = exp2_of(depth) * peak;
+      const Again<Real> again(p, block, rows, seen, product, j, v);
       Vec<Real> into = flows ? load(desk.gradient + place) : nought;
-      Vec<Real> kept = weight;
+      Vec<Real> kept = again.weight;
       if (dropping) {
         const Vec<Real> keep = load(desk.keep + place);
         into *= keep;
@@ -126,11 +148,11 @@ void logit_gradients(const Problem& p, const Block<Real>& block, const RowTerms<
       }
       into += constant;
       if (p.entropy_gradient) {
-        const Vec<Real> nats = weight == nought ? nought : depth * splat(Real(kLn2)) + surprise;
+        const Vec<Real> nats = again.weight == nought ? nought : again.depth * splat(Real(kLn2)) + surprise;
         into -= entropy_gradient * nats;
       }
-      Vec<Real> gradient = weight * into, from = product - product_pivot;
-      if (through && p.softcap != 0) gradient *= tanh_slope_of<Real>(product * scale_by_cap);
+      Vec<Real> gradient = again.weight * into, from = product - product_pivot;
+      if (through && p.softcap != 0) gradient *= again.slope;
       if (!seen.whole) {
         const Ints<Real> visible = seen.of(j, v);
         kept = visible ? kept : nought;
@@ -157,18 +179,16 @@ void sum_flow(const Problem& p, const Block<Real>& block, const RowTerms<Real>& 
   const Vec<Real> nought = splat(Real(0));
   for (int v = 0; v < block.vectors; ++v) {
     const int lanes = v * kLanes<Real>;
-    const Vec<Real> scale = load(block.scale + lanes), factor = (block.raw ? scale : splat(Real(1))) * splat(Real(kLog2E));
-    const Vec<Real> pivot = load(rows.pivot + lanes), product_pivot = load(rows.product_pivot + lanes);
+    const Vec<Real> product_pivot = load(rows.product_pivot + lanes);
     Vec<Real> flowing = nought, swinging = nought;
     for (int64_t j = 0; j < keys; ++j) {
       const int64_t place = j * kBlock<Real> + lanes;
       const Vec<Real> product = load(desk.products + place);
-      const Vec<Real> x = block.raw ? product : logit_of(p, block, seen, product, j, v);
-      const Vec<Real> weight = exp2_of(bounded((x - pivot) * factor)) * load(rows.peak + lanes);
-      Vec<Real> into = p.output_gradient.address ? weight * load(desk.gradient + place) : nought;
+      const Again<Real> again(p, block, rows, seen, product, j, v);
+      Vec<Real> into = p.output_gradient.address ? again.weight * load(desk.gradient + place) : nought;
       if (p.dropout_p > 0) into *= load(desk.keep + place);
-      Vec<Real> from = weight * (product - product_pivot);
-      if (p.softcap != 0) from *= tanh_slope_of<Real>(product * load(block.scale_by_cap + lanes));
+      Vec<Real> from = again.weight * (product - product_pivot);
+      if (p.softcap != 0) from *= again.slope;
       const Ints<Real> visible = seen.of(j, v);
       flowing += visible ? into : nought;
       swinging += visible ? from : nought;

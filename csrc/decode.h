@@ -1,6 +1,6 @@
 // The forward pass where there are too few queries to fill a vector, as in decoding: lanes are keys here.
 //
-// The passes over a tile are those of forward.h. They see a block whose vectors are rows (a head's query) and whose "keys" are
+// The passes over a tile are those of softmax.h. They see a block whose vectors are rows (a head's query) and whose "keys" are
 // groups of neighbouring keys, one a lane: x[group][row][lane]. So each lane keeps sums of its own, over every kLanes-th key,
 // about a pivot that the lanes of a row share. The keys are dealt to several units, by the shape alone; what each finds is
 // merged in order, lanes and units alike, when all are done.
@@ -8,7 +8,7 @@
 // A unit serves all heads that read its key head, kVectors rows at a time, so that keys and values come from memory once.
 #pragma once
 #include "dots.h"
-#include "forward.h"
+#include "finish.h"
 
 namespace attemper {
 namespace {
@@ -146,9 +146,8 @@ bool find_few_visible(const Problem& p, const Few<Real>& few, int64_t key, int64
   seen.bias = nullptr;
   MaskSays says;
   for (int v = 0; v < few.block.vectors; ++v) {
-    const int64_t place = p.place_of(few.queries[v]) - key;
-    const int64_t low = p.left == kUnlimited ? 0 : least(keys, most<int64_t>(0, place - p.left));
-    const int64_t high = p.right == kUnlimited ? keys - 1 : most<int64_t>(-1, least(keys - 1, place + p.right));
+    int64_t low, high;
+    keys_seen(p, few.queries[v], key, keys, low, high);
     if (low > 0 || high < keys - 1) seen.whole = false;
     for (int lane = 0; lane < lanes; ++lane) {
       seen.lowest[v * lanes + lane] = static_cast<Integer>((low - lane + lanes - 1) / lanes);
@@ -193,20 +192,19 @@ Share share_of(const Running<Real>& running, int v, int64_t argmax) {
   Share share = kNoShare;
   share.largest = running.pivot[v][0];
   share.argmax = static_cast<double>(argmax);
-  const auto rest_of = [](double rest) { return rest - rest == 0 ? rest : 0.0; };
   for (int lane = 0; lane < kLanes<Real>; ++lane) {
-    share.total += double(running.total[v][lane]) + rest_of(running.total_rest[v][lane]);
-    share.squares += double(running.squares[v][lane]) + rest_of(running.squares_rest[v][lane]);
-    share.cubes += double(running.cubes[v][lane]) + rest_of(running.cubes_rest[v][lane]);
-    share.weighted += double(running.weighted[v][lane]) + rest_of(running.weighted_rest[v][lane]);
+    share.total += whole_of(running.total[v][lane], running.total_rest[v][lane]);
+    share.squares += whole_of(running.squares[v][lane], running.squares_rest[v][lane]);
+    share.cubes += whole_of(running.cubes[v][lane], running.cubes_rest[v][lane]);
+    share.weighted += whole_of(running.weighted[v][lane], running.weighted_rest[v][lane]);
     share.smallest = smaller<double>(share.smallest, running.smallest[v][lane]);
     share.product_max = larger<double>(share.product_max, running.product_max[v][lane]);
     share.product_min = smaller<double>(share.product_min, running.product_min[v][lane]);
     share.spoilt = share.spoilt || running.spoilt[v][lane] != 0;
     const double count = running.count[v][lane];
     if (count == 0) continue;
-    const double from_centre = (double(running.sum[v][lane]) + rest_of(running.sum_rest[v][lane])) / count;
-    const double squares = double(running.sum_squares[v][lane]) + rest_of(running.sum_squares_rest[v][lane]);
+    const double from_centre = whole_of(running.sum[v][lane], running.sum_rest[v][lane]) / count;
+    const double squares = whole_of(running.sum_squares[v][lane], running.sum_squares_rest[v][lane]);
     add_moments(share, count, running.centre[v][lane] + from_centre, squares - count * from_centre * from_centre);
   }
   return share;

@@ -5,6 +5,7 @@
 
 #include "backward.h"
 #include "decode.h"
+#include "forward.h"
 
 namespace attemper {
 namespace {

@@ -100,6 +100,23 @@ ATTEMPER_INLINE V opaque(V x) {
   return x;
 }
 
+// Whether a comparison holds in any lane.
+template <class Real>
+ATTEMPER_INLINE bool any_lane(Ints<Real> holds) {
+#if defined(__AVX512F__) && ATTEMPER_VECTOR_BYTES == 64
+  return _mm512_test_epi32_mask((__m512i)holds, (__m512i)holds) != 0;
+#elif defined(__AVX__) && ATTEMPER_VECTOR_BYTES == 32
+  return !_mm256_testz_si256((__m256i)holds, (__m256i)holds);
+#elif defined(__SSE2__) && ATTEMPER_VECTOR_BYTES == 16
+  return _mm_movemask_epi8((__m128i)holds) != 0;
+#else
+  uint64_t words[ATTEMPER_VECTOR_BYTES / 8], all = 0;
+  memcpy(words, &holds, sizeof(words));
+  for (const uint64_t word : words) all |= word;
+  return all != 0;
+#endif
+}
+
 // An exponent as exp2_of takes it. At the bound the power is nought, and with it what it is multiplied by: the exponent itself,
 // and values of any finite size. NaN stays NaN.
 ATTEMPER_INLINE Vec<float> bounded(Vec<float> x) { return larger(opaque(splat(-127.0f)), x); }
@@ -129,9 +146,8 @@ ATTEMPER_INLINE Vec<double> exp2_of(Vec<double> x) {
 // tanh x as x·P(x²) / Q(x²), the quotient of the least largest relative error, 2e-8, on [−9, 9]; beyond it is ±1. Roundings
 // may carry it an ulp past 1, hence the last line. NaN stays NaN.
 ATTEMPER_INLINE Vec<float> tanh_of(Vec<float> x) {
-  const Vec<float> one = splat(1.0f), end = splat(9.0f);
-  x = x < -end ? -end : x;
-  x = x > end ? end : x;
+  const Vec<float> one = splat(1.0f);
+  x = smaller(opaque(splat(9.0f)), larger(opaque(splat(-9.0f)), x));
   const Vec<float> square = x * x;
   Vec<float> p = splat(1.335751614e-8f), q = splat(7.778046122e-7f);
   p = p * square + splat(2.061224086e-5f);
@@ -142,20 +158,21 @@ ATTEMPER_INLINE Vec<float> tanh_of(Vec<float> x) {
   q = q * square + splat(4.671456442e-1f);
   p = p * square + one;
   q = q * square + one;
-  const Vec<float> y = x * p / q;
-  return y < -one ? -one : (y > one ? one : y);
+  return smaller(opaque(one), larger(opaque(-one), x * p / q));
 }
 ATTEMPER_INLINE Vec<double> tanh_of(Vec<double> x) {
   for (int lane = 0; lane < kLanes<double>; ++lane) x[lane] = ::tanh(x[lane]);
   return x;
 }
 
-// The slope of tanh, 1 − tanh² x, as 4e / (1 + e)² with e = e^−2|x|: nothing cancels where tanh is near 1.
+// The slope of tanh at x, given y = tanh x: 1 − y². Where y is near 1 that cancels; there it is 4e / (1 + e)² with e = e^−2|x|.
 template <class Real>
-ATTEMPER_INLINE Vec<Real> tanh_slope_of(Vec<Real> x) {
-  const Vec<Real> size = x < splat(Real(0)) ? -x : x;
+ATTEMPER_INLINE Vec<Real> tanh_slope_of(Vec<Real> x, Vec<Real> y) {
+  const Vec<Real> near = splat(Real(1)) - y * y, size = x < splat(Real(0)) ? -x : x;
+  const Ints<Real> steep = size > splat(Real(1.25));
+  if (!any_lane<Real>(steep)) return near;  // caps are wide: most logits are far below theirs
   const Vec<Real> decay = exp2_of(bounded(size * splat(static_cast<Real>(-2.0 * kLog2E)))), whole = splat(Real(1)) + decay;
-  return splat(Real(4)) * decay / (whole * whole);
+  return steep ? splat(Real(4)) * decay / (whole * whole) : near;
 }
 
 // Whole numbers of 64 bits, and the product of their low halves: one instruction on x86, where it has a name of its own.

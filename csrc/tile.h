@@ -260,6 +260,13 @@ MaskSays read_mask(const Problem& p, const Block<Real>& block, int64_t key, int6
   return says;
 }
 
+// The keys of a tile, inclusive, that position lets a query see; `low` is `keys` and `high` −1 where that leaves it none on that side.
+inline void keys_seen(const Problem& p, int64_t query, int64_t key, int64_t keys, int64_t& low, int64_t& high) {
+  const int64_t place = p.place_of(query) - key;  // the query's own key, counted in the tile
+  low = p.left == kUnlimited ? 0 : least(keys, most<int64_t>(0, place - p.left));
+  high = p.right == kUnlimited ? keys - 1 : most<int64_t>(-1, least(keys - 1, place + p.right));
+}
+
 // Fills `seen` for a tile; false where nobody sees anything, so that there is nothing to do.
 template <class Real>
 bool find_visibility(const Problem& p, const Block<Real>& block, int64_t key, int64_t keys, Real* scratch,
@@ -275,11 +282,10 @@ bool find_visibility(const Problem& p, const Block<Real>& block, int64_t key, in
     }
   }
   for (int64_t r = 0; r < block.vectors * kLanes<Real>; ++r) {
-    const int64_t place = p.place_of(block.first + least(r, block.rows - 1)) - key;  // the query's own key, counted in the tile
-    const int64_t low = p.left == kUnlimited ? 0 : most<int64_t>(0, place - p.left);
-    const int64_t high = p.right == kUnlimited ? keys - 1 : least<int64_t>(keys - 1, place + p.right);
-    seen.lowest[r] = static_cast<typename LaneTypes<Real>::Integer>(least(low, keys));
-    seen.highest[r] = static_cast<typename LaneTypes<Real>::Integer>(most<int64_t>(high, -1));
+    int64_t low, high;
+    keys_seen(p, block.first + least(r, block.rows - 1), key, keys, low, high);
+    seen.lowest[r] = static_cast<typename LaneTypes<Real>::Integer>(low);
+    seen.highest[r] = static_cast<typename LaneTypes<Real>::Integer>(high);
     if (low > 0 || high < keys - 1) seen.whole = false;
   }
   return true;

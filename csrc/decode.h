@@ -159,30 +159,32 @@ bool find_few_visible(const Problem& p, const Few<Real>& few, int64_t key, int64
     says.note(row, keys);
     for (int64_t j = 0; j < keys; j += lanes) store(bias + j / lanes * kBlock<Real> + v * lanes, load(row + j));
   }
-  if (p.mask.address == 0) return true;
-  if (says.hides || says.adds) {
+  if (p.mask.address != 0 && (says.hides || says.adds)) {
     seen.bias = bias;
     seen.whole = false;
   }
-  return says.shows;
+  seen.find_reach(few.block.vectors, (keys + lanes - 1) / lanes);
+  return p.mask.address == 0 || says.shows;
 }
 
 // The lanes of a row come to share their largest x; the lowest key at which it stands, where it is larger than all before.
 template <class Real, bool statistics>
-void join_extremes(const Few<Real>& few, const Real* x, int64_t key, int64_t keys, const Running<Real>& running,
-                   TileFigures<Real>& found, int64_t* argmax) {
+void join_extremes(const Few<Real>& few, int64_t key, int64_t keys, const Running<Real>& running, TileFigures<Real>& found,
+                   int64_t* argmax) {
   constexpr int lanes = kLanes<Real>;
   for (int v = 0; v < few.block.vectors; ++v) {
-    Real largest = found.largest[v][0], count = found.count[v][0];
+    const Vec<Real> of_lanes = found.largest[v];
+    Real largest = of_lanes[0], count = found.count[v][0];
     for (int lane = 1; lane < lanes; ++lane) {
-      largest = found.largest[v][lane] > largest ? found.largest[v][lane] : largest;
+      largest = of_lanes[lane] > largest ? of_lanes[lane] : largest;
       count += found.count[v][lane];
     }
     found.largest[v] = splat(largest);
     if (!statistics || !((argmax[v] < 0 && count > 0) || largest > running.pivot[v][0])) continue;
-    int64_t j = 0;
-    while (j + 1 < keys && x[j / lanes * kBlock<Real> + v * lanes + j % lanes] != largest) ++j;
-    argmax[v] = key + j;
+    int64_t place = keys - 1;
+    for (int lane = 0; lane < lanes; ++lane)
+      if (of_lanes[lane] == largest) place = least(place, static_cast<int64_t>(found.risen[v * lanes + lane]) * lanes + lane);
+    argmax[v] = key + place;
   }
 }
 
@@ -278,12 +280,9 @@ void decode_unit(const Problem& p, const Deal& deal, int64_t batch, int64_t kv_h
             products_with<Real, 1>({key.data + k * key.stride, key.stride}, query, rows, width, p.width, i + k, x);
       }
       TileFigures<Real> found;
-      look_at_tile<Real, statistics>(p, block, seen, groups, x, running, found);
-      join_extremes<Real, statistics>(few, x, j, keys, running, found, argmax);
-      if (seen.whole)
-        exponentials_of_tile<Real, statistics, false>(block, groups, x, found, running, rescale);
-      else
-        exponentials_of_tile<Real, statistics, true>(block, groups, x, found, running, rescale);
+      look_at_tile<Real, statistics>(p, block, seen, x, running, found);
+      join_extremes<Real, statistics>(few, j, keys, running, found, argmax);
+      exponentials_of_tile<Real, statistics>(block, seen, groups, x, found, running, rescale);
       if (p.output == 0) continue;
       if (p.dropout_p > 0) drop_few(p, few, j, keys, x);
       memset(of_tile, 0, sizeof(Real) * rows * value_width);

@@ -7,6 +7,9 @@
 namespace attemper {
 namespace {
 
+// The keys that share a rectangle of a tile's products.
+ATTEMPER_INLINE int64_t whole_tile_rows(int vectors) { return vectors < kColumns ? 2 * kRows : kRows; }
+
 // S of a tile in which everybody sees everything and x is the product: extremes come with it for next to nothing.
 template <class Term, class Real, bool statistics>
 ATTEMPER_OUTLINED void products_of_whole_tile(const Rows<Term>& key, const Term* query, int64_t width, int64_t keys, int vectors,
@@ -175,13 +178,10 @@ void forward_block(const Problem& p, int64_t batch, int64_t head, int64_t first,
       }
       if (!block.raw) cap_whole_tile(p, block, keys, x, found);
     } else {
-      look_at_tile<Real, statistics>(p, block, seen, keys, x, running, found);
+      look_at_tile<Real, statistics>(p, block, seen, x, running, found);
     }
-    if (statistics) find_argmax(block, found, x, j, keys, !ordered ? 1 : block.raw ? 2 * kRows : keys, running);
-    if (seen.whole)
-      exponentials_of_tile<Real, statistics, false>(block, keys, x, found, running, rescale);
-    else
-      exponentials_of_tile<Real, statistics, true>(block, keys, x, found, running, rescale);
+    if (statistics) find_argmax(block, found, x, j, keys, !ordered ? 1 : !block.raw ? keys : whole_tile_rows(block.vectors), running);
+    exponentials_of_tile<Real, statistics>(block, seen, keys, x, found, running, rescale);
     if (p.output == 0) continue;
     if (long_sums) aside.shrink_by(block, rescale);
     if (p.dropout_p > 0) {

@@ -34,7 +34,7 @@ struct LaneTypes<float> {
   typedef int32_t Integer;
   // As many numbers as a vector has lanes of 64 bits, and a byte for each lane.
   typedef float Few __attribute__((vector_size(ATTEMPER_VECTOR_BYTES / 2), aligned(4), may_alias));
-  typedef int32_t FewIntegers __attribute__((vector_size(ATTEMPER_VECTOR_BYTES / 2)));
+  typedef int32_t FewIntegers __attribute__((vector_size(ATTEMPER_VECTOR_BYTES / 2), aligned(4), may_alias));
   typedef uint8_t Bytes __attribute__((vector_size(ATTEMPER_VECTOR_BYTES / 4), aligned(1), may_alias));
 };
 template <>
@@ -44,7 +44,7 @@ struct LaneTypes<double> {
   typedef int64_t Integers __attribute__((vector_size(ATTEMPER_VECTOR_BYTES), may_alias));
   typedef int64_t Integer;
   typedef double Few __attribute__((vector_size(ATTEMPER_VECTOR_BYTES), aligned(8), may_alias));
-  typedef int64_t FewIntegers __attribute__((vector_size(ATTEMPER_VECTOR_BYTES)));
+  typedef int64_t FewIntegers __attribute__((vector_size(ATTEMPER_VECTOR_BYTES), aligned(8), may_alias));
   typedef uint8_t Bytes __attribute__((vector_size(ATTEMPER_VECTOR_BYTES / 8), aligned(1), may_alias));
 };
 
@@ -267,6 +267,11 @@ struct ComputeOf {
 template <>
 struct ComputeOf<double> {
   typedef double Type;
+};
+// A condition that is known when the kernel is compiled, as an argument.
+template <bool holds>
+struct Is {
+  static constexpr bool value = holds;
 };
 template <class A, class B>
 constexpr bool kSame = false;

@@ -35,6 +35,9 @@ struct Running {
 
 // A running sum with what it lost in rounding, which is ∞ − ∞ where the sum itself says all.
 inline double whole_of(double sum, double rest) { return sum + (rest - rest == 0 ? rest : 0.0); }
+ATTEMPER_INLINE Vec<double> whole_of(Vec<double> sum, Vec<double> rest) {
+  return sum + (rest - rest == splat(0.0) ? rest : splat(0.0));
+}
 
 // What is found of a tile before its exponentials.
 template <class Real>
@@ -58,42 +61,70 @@ void cap_whole_tile(const Problem& p, const Block<Real>& block, int64_t keys, Re
   }
 }
 
-// Products → x with −∞ at hidden places, and the figures of those that are visible.
-template <class Real, bool statistics>
-void look_at_tile(const Problem& p, const Block<Real>& block, const Visibility<Real>& seen, int64_t keys, Real* x,
-                  Running<Real>& running, TileFigures<Real>& found) {
-  const Vec<Real> hidden = splat(Real(-kInfinity)), beyond = splat(Real(kInfinity));
+// Products → x with −∞ at hidden places, within reach of a vector; beyond it nothing is looked at. And the figures of those that are
+// visible.
+template <class Real, bool statistics, bool raw>
+void look_at_products(const Problem& p, const Block<Real>& block, const Visibility<Real>& seen, Real* x, Running<Real>& running,
+                      TileFigures<Real>& found) {
+  const Vec<Real> hidden = splat(Real(-kInfinity)), beyond = splat(Real(kInfinity)), nought = splat(Real(0)), one = splat(Real(1));
   for (int v = 0; v < block.vectors; ++v) {
-    Vec<Real> largest = hidden, smallest = beyond, count = splat(Real(0)), risen = splat(Real(0));
-    Vec<Real> product_max = running.product_max[v], product_min = running.product_min[v];
-    for (int64_t j = 0; j < keys; ++j) {
+    const auto& reach = seen.reach[v];
+    Vec<Real> largest = hidden, smallest = beyond, risen = nought, product_max = hidden, product_min = beyond;
+    Vec<Real> count = __builtin_convertvector(seen.keys_by_position(v), Vec<Real>);
+    if (seen.bias) count = nought;
+    Ints<Real> spoilt{};
+    const auto look = [&](int64_t j, auto all_see) ATTEMPER_INLINED {
       Real* place = x + j * kBlock<Real> + v * kLanes<Real>;
-      const Ints<Real> visible = seen.of(j, v);
-      const Vec<Real> product = load(place);
-      const Vec<Real> z = block.raw ? product : logit_of(p, block, seen, product, j, v);
-      const Vec<Real> shown = visible ? z : hidden;
+      const Vec<Real> product = load(place), z = raw ? product : logit_of(p, block, seen, product, j, v);
+      Vec<Real> shown = z, low = z, high_product = product, low_product = product;
+      Ints<Real> broken = product != product;
+      if constexpr (!all_see.value) {
+        const Ints<Real> visible = seen.of(j, v);
+        shown = visible ? z : hidden;
+        low = visible ? z : beyond;
+        if (!raw) {
+          high_product = visible ? product : hidden;
+          low_product = visible ? product : beyond;
+        }
+        broken &= visible;
+        if (seen.bias) count += visible ? one : nought;
+      }
       if (statistics) {
         risen = shown > largest ? splat(static_cast<Real>(j)) : risen;
-        smallest = smaller(smallest, visible ? z : beyond);
+        smallest = smaller(smallest, low);
+        spoilt |= broken;
       }
-      product_max = larger(product_max, visible ? product : hidden);
-      product_min = smaller(product_min, visible ? product : beyond);
-      if (statistics) running.spoilt[v] |= visible & (product != product);
-      count += visible ? splat(Real(1)) : splat(Real(0));
       largest = larger(largest, shown);
-      store(place, shown);
-    }
+      if (!raw) {
+        product_max = larger(product_max, high_product);
+        product_min = smaller(product_min, low_product);
+      }
+      if (!raw || !all_see.value) store(place, shown);
+    };
+    for (int64_t j = reach.first; j < reach.whole_first; ++j) look(j, Is<false>());
+    for (int64_t j = reach.whole_first; j < reach.whole_end; ++j) look(j, Is<true>());
+    for (int64_t j = reach.whole_end; j < reach.end; ++j) look(j, Is<false>());
     found.largest[v] = largest;
     found.smallest[v] = smallest;
     found.count[v] = count;
     store(found.risen + v * kLanes<Real>, risen);
-    running.product_max[v] = product_max;
-    running.product_min[v] = product_min;
+    running.product_max[v] = larger(running.product_max[v], raw ? largest : product_max);
+    running.product_min[v] = smaller(running.product_min[v], raw ? smallest : product_min);
+    running.spoilt[v] |= spoilt;
   }
 }
 
+template <class Real, bool statistics>
+void look_at_tile(const Problem& p, const Block<Real>& block, const Visibility<Real>& seen, Real* x, Running<Real>& running,
+                  TileFigures<Real>& found) {
+  if (block.raw)
+    look_at_products<Real, statistics, true>(p, block, seen, x, running, found);
+  else
+    look_at_products<Real, statistics, false>(p, block, seen, x, running, found);
+}
+
 // The lowest key at which a lane's largest x stands, where that is larger than all before. `span` keys from `risen` on hold it.
-// Where many lanes look, as they do in their first tile, all keys are compared with all lanes at once.
+// Where many lanes look at a whole tile, all keys are compared with all lanes at once.
 template <class Real>
 void find_argmax(const Block<Real>& block, const TileFigures<Real>& found, const Real* x, int64_t key, int64_t keys, int64_t span,
                  Running<Real>& running) {
@@ -101,24 +132,29 @@ void find_argmax(const Block<Real>& block, const TileFigures<Real>& found, const
     const Vec<Real> largest = found.largest[v];
     const Ints<Real> looks =
         ((running.argmax[v] < splat(Real(0))) & (found.count[v] > splat(Real(0)))) | (largest > running.pivot[v]);
+    if (!any_lane<Real>(looks)) continue;
+    const Real* column = x + v * kLanes<Real>;
+    Vec<Real> place = load(found.risen + v * kLanes<Real>);
     int many = 0;
     for (int lane = 0; lane < kLanes<Real>; ++lane) many += looks[lane] != 0;
-    if (many == 0) continue;
-    const Real* column = x + v * kLanes<Real>;
-    if (many * 4 > kLanes<Real>) {
-      Vec<Real> place = splat(static_cast<Real>(keys - 1));
+    if (span == keys && many * 4 > kLanes<Real>) {
+      place = splat(static_cast<Real>(keys - 1));
       for (int64_t j = keys - 1; j-- > 0;)
         place = load(column + j * kBlock<Real>) == largest ? splat(static_cast<Real>(j)) : place;
-      running.argmax[v] = looks ? place + splat(static_cast<Real>(key)) : running.argmax[v];
-      continue;
+    } else if (span > 1) {
+      alignas(64) Real places[kLanes<Real>], of_lanes[kLanes<Real>];
+      store(places, place);
+      store(of_lanes, largest);
+      for (int lane = 0; lane < kLanes<Real>; ++lane) {
+        const int64_t begin = static_cast<int64_t>(places[lane]), end = least<int64_t>(keys, begin + span);
+        int64_t lowest = end - 1;
+        for (int64_t j = end - 1; j-- > begin;)  // to the end: where it stands nobody could predict
+          lowest = column[j * kBlock<Real> + lane] >= of_lanes[lane] ? j : lowest;
+        places[lane] = static_cast<Real>(lowest);
+      }
+      place = load(places);
     }
-    for (int lane = 0; lane < kLanes<Real>; ++lane) {
-      if (!looks[lane]) continue;
-      int64_t j = static_cast<int64_t>(found.risen[v * kLanes<Real> + lane]);
-      const int64_t end = least<int64_t>(keys, j + span);
-      while (j + 1 < end && column[j * kBlock<Real> + lane] != largest[lane]) ++j;
-      running.argmax[v][lane] = static_cast<Real>(key + j);
-    }
+    running.argmax[v] = looks ? place + splat(static_cast<Real>(key)) : running.argmax[v];
   }
 }
 
@@ -142,10 +178,79 @@ void recentre(Running<Real>& running, Vec<Real> added, int v) {
   running.sum[v] -= count * moved;
 }
 
-// x → e^(z − pivot) in place, and the sums of it; rescale[] is what the output so far must be multiplied by.
-template <class Real, bool statistics, bool masked>
-void exponentials_of_tile(const Block<Real>& block, int64_t keys, Real* x, const TileFigures<Real>& found, Running<Real>& running,
-                          Real* rescale) {
+// A number near the mean of what a lane sees of its first tile: that of every eighth key. The mean of those is nearer than the spread
+// of all is wide, unless a lane sees few of them; then all are taken.
+template <class Real>
+ATTEMPER_OUTLINED Vec<Real> centre_of(const Real* column, const typename Visibility<Real>::Reach& reach, Vec<Real> count) {
+  const Vec<Real> nothing = splat(Real(-kInfinity)), nought = splat(Real(0)), one = splat(Real(1));
+  for (int64_t step = 8;; step = 1) {
+    Vec<Real> sum = nought, taken = nought;
+    for (int64_t j = reach.first; j < reach.end; j += step) {
+      const Vec<Real> x = load(column + j * kBlock<Real>);
+      sum += x == nothing ? nought : x;
+      taken += x == nothing ? nought : one;
+    }
+    if (step == 1 || !any_lane<Real>(taken * splat(Real(16)) < count)) return sum / (taken > nought ? taken : one);
+  }
+}
+
+// Sums over the keys of a tile, one lane each.
+template <class Real>
+struct TileSums {
+  Vec<Real> total, squares, cubes, weighted, sum, sum_squares;
+
+  ATTEMPER_INLINE void clear() { total = squares = cubes = weighted = sum = sum_squares = splat(Real(0)); }
+  ATTEMPER_INLINE void add(const TileSums& more, bool statistics) {
+    total += more.total;
+    weighted += more.weighted;
+    if (!statistics) return;
+    squares += more.squares;
+    cubes += more.cubes;
+    sum += more.sum;
+    sum_squares += more.sum_squares;
+  }
+
+  // x → e^(z − shift) in place for keys from `begin` to `end`, and the sums of it. `masked`: some may be −∞, hidden.
+  template <bool statistics, bool masked>
+  ATTEMPER_INLINE void take(Real* column, int64_t begin, int64_t end, Vec<Real> shift, Vec<Real> factor, Vec<Real> centre) {
+    const Vec<Real> nothing = splat(Real(-kInfinity)), nought = splat(Real(0));
+    column += begin * kBlock<Real>;
+    for (int64_t run = begin; run < end; run += kRunKeys) {
+      TileSums of_run;
+      of_run.clear();
+      const int64_t run_end = least(run + kRunKeys, end);
+      for (int64_t j = run; j < run_end; ++j, column += kBlock<Real>) {
+        const Vec<Real> each = load(column);
+        if (statistics) {
+          Vec<Real> from_centre = each - centre;
+          if (masked) from_centre = each == nothing ? nought : from_centre;
+          of_run.sum += from_centre;
+          of_run.sum_squares += from_centre * from_centre;
+        }
+        Vec<Real> depth = bounded((each - shift) * factor);
+        Vec<Real> e = exp2_of(depth);
+        if (masked) {
+          e = each == nothing ? nought : e;
+          depth = each == nothing ? nought : depth;
+        }
+        store(column, e);
+        of_run.total += e;
+        of_run.weighted += e * depth;
+        if (statistics) {
+          const Vec<Real> square = e * e;
+          of_run.squares += square;
+          of_run.cubes += square * e;
+        }
+      }
+      add(of_run, statistics);
+    }
+  }
+};
+
+// x → e^(z − pivot) in place, 0 where hidden, and the sums of it; rescale[] is what the output so far must be multiplied by.
+template <class Real, bool statistics>
+void exponentials_of_tile(const Block<Real>& block, const Visibility<Real>& seen, int64_t keys, Real* x,
+                          const TileFigures<Real>& found, Running<Real>& running, Real* rescale) {
   const Vec<Real> nothing = splat(Real(-kInfinity)), nought = splat(Real(0));
   for (int v = 0; v < block.vectors; ++v) {
     Real* column = x + v * kLanes<Real>;
@@ -157,64 +262,31 @@ void exponentials_of_tile(const Block<Real>& block, int64_t keys, Real* x, const
     store(rescale + v * kLanes<Real>, shrink);
     running.pivot[v] = pivot;
 
+    const auto& reach = seen.reach[v];
     if (statistics) {
       const Ints<Real> fresh = (running.count[v] == nought) & (found.count[v] > nought);
-      bool any = false;
-      for (int lane = 0; lane < kLanes<Real>; ++lane) any |= fresh[lane] != 0;
-      if (any) {
-        Vec<Real> sum = nought;
-        for (int64_t j = 0; j < keys; ++j) {
-          const Vec<Real> each = load(column + j * kBlock<Real>);
-          sum += masked ? (each == nothing ? nought : each) : each;
-        }
-        running.centre[v] = fresh ? sum / (found.count[v] > nought ? found.count[v] : splat(Real(1))) : running.centre[v];
+      if (any_lane<Real>(fresh)) {
+        const Vec<Real> centre = centre_of(column, reach, fresh ? found.count[v] : nought);
+        running.centre[v] = fresh ? centre : running.centre[v];
       }
     }
+    TileSums<Real> sums;
+    sums.clear();
     const Vec<Real> centre = running.centre[v];
-    Vec<Real> total = nought, squares = nought, cubes = nought, weighted = nought, sum = nought, sum_squares = nought;
-    for (int64_t run = 0; run < keys; run += kRunKeys) {
-      Vec<Real> run_total = nought, run_squares = nought, run_cubes = nought, run_weighted = nought, run_sum = nought,
-                run_sum_squares = nought;
-      const int64_t end = least(run + kRunKeys, keys);
-      for (int64_t j = run; j < end; ++j, column += kBlock<Real>) {
-        const Vec<Real> each = load(column);
-        if (statistics) {
-          Vec<Real> from_centre = each - centre;
-          if (masked) from_centre = each == nothing ? nought : from_centre;
-          run_sum += from_centre;
-          run_sum_squares += from_centre * from_centre;
-        }
-        Vec<Real> depth = bounded((each - shift) * factor);
-        Vec<Real> e = exp2_of(depth);
-        if (masked) {
-          e = each == nothing ? nought : e;
-          depth = each == nothing ? nought : depth;
-        }
-        store(column, e);
-        run_total += e;
-        run_weighted += e * depth;
-        if (statistics) {
-          const Vec<Real> square = e * e;
-          run_squares += square;
-          run_cubes += square * e;
-        }
-      }
-      total += run_total;
-      weighted += run_weighted;
-      if (statistics) {
-        squares += run_squares;
-        cubes += run_cubes;
-        sum += run_sum;
-        sum_squares += run_sum_squares;
-      }
-    }
-    add_to(running.weighted[v], running.weighted_rest[v], shrink, shrink * running.total[v] * fall + weighted);
-    add_to(running.total[v], running.total_rest[v], shrink, total);
+    for (int64_t j = 0; j < reach.first; ++j) store(column + j * kBlock<Real>, nought);
+    for (int64_t j = reach.end; j < keys; ++j) store(column + j * kBlock<Real>, nought);
+    if (reach.first < reach.whole_first)
+      sums.template take<statistics, true>(column, reach.first, reach.whole_first, shift, factor, centre);
+    sums.template take<statistics, false>(column, reach.whole_first, reach.whole_end, shift, factor, centre);
+    if (reach.whole_end < reach.end)
+      sums.template take<statistics, true>(column, reach.whole_end, reach.end, shift, factor, centre);
+    add_to(running.weighted[v], running.weighted_rest[v], shrink, shrink * running.total[v] * fall + sums.weighted);
+    add_to(running.total[v], running.total_rest[v], shrink, sums.total);
     if (statistics) {
-      add_to(running.squares[v], running.squares_rest[v], shrink * shrink, squares);
-      add_to(running.cubes[v], running.cubes_rest[v], shrink * shrink * shrink, cubes);
-      add_to(running.sum[v], running.sum_rest[v], splat(Real(1)), sum);
-      add_to(running.sum_squares[v], running.sum_squares_rest[v], splat(Real(1)), sum_squares);
+      add_to(running.squares[v], running.squares_rest[v], shrink * shrink, sums.squares);
+      add_to(running.cubes[v], running.cubes_rest[v], shrink * shrink * shrink, sums.cubes);
+      add_to(running.sum[v], running.sum_rest[v], splat(Real(1)), sums.sum);
+      add_to(running.sum_squares[v], running.sum_squares_rest[v], splat(Real(1)), sums.sum_squares);
       running.count[v] += found.count[v];
       recentre(running, found.count[v], v);
       running.smallest[v] = smaller(running.smallest[v], found.smallest[v]);

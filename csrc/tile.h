@@ -84,10 +84,16 @@ Rows<Real> rows_of(const View& view, int64_t batch, int64_t head, int64_t first,
 
 template <class Real>
 bool all_finite(const Real* data, int64_t stride, int64_t rows, int64_t columns) {
-  for (int64_t r = 0; r < rows; ++r) {
-    Real sum = 0;  // a sum of x − x is 0 unless one of them is not finite
-    for (int64_t c = 0; c < columns; ++c) sum += data[r * stride + c] - data[r * stride + c];
-    if (!(sum == 0)) return false;
+  const int64_t whole = columns / kLanes<Real> * kLanes<Real>;
+  const Vec<Real> nought = splat(Real(0));
+  for (int64_t r = 0; r < rows; ++r, data += stride) {
+    Vec<Real> sum = nought;  // a sum of x − x is 0 unless one of them is not finite
+    for (int64_t c = 0; c < whole; c += kLanes<Real>) sum += load_unaligned(data + c) - load_unaligned(data + c);
+    if (whole < columns) {
+      const Vec<Real> last = load_some(data + whole, columns - whole);
+      sum += last - last;
+    }
+    if (any_lane<Real>(sum != nought)) return false;
   }
   return true;
 }
@@ -168,6 +174,28 @@ struct Visibility {
   const Real* bias;
   alignas(64) typename LaneTypes<Real>::Integer lowest[kBlock<Real>], highest[kBlock<Real>];  // keys of the tile, inclusive
 
+  // The keys that any lane of a vector may see, first to end, and those of them that all of its lanes see: half-open ranges.
+  struct Reach {
+    int64_t first, whole_first, whole_end, end;
+  };
+  Reach reach[kVectors];
+
+  // Once the rest is filled in.
+  void find_reach(int vectors, int64_t keys) {
+    for (int v = 0; v < vectors; ++v) {
+      int64_t first = keys, end = 0, whole_first = 0, whole_end = keys;
+      for (int64_t lane = v * kLanes<Real>; lane < (v + 1) * kLanes<Real>; ++lane) {
+        first = least<int64_t>(first, lowest[lane]);
+        whole_first = most<int64_t>(whole_first, lowest[lane]);
+        end = most<int64_t>(end, highest[lane] + 1);
+        whole_end = least<int64_t>(whole_end, highest[lane] + 1);
+      }
+      first = least(first, end);
+      whole_first = bias ? end : least(most(first, whole_first), end);
+      reach[v] = {first, whole_first, least(most(whole_first, whole_end), end), end};
+    }
+  }
+
   ATTEMPER_INLINE Ints<Real> of(int64_t key, int vector) const {
     const Ints<Real> place = splat_int<Real>(key);
     const Ints<Real> low = *reinterpret_cast<const Ints<Real>*>(lowest + vector * kLanes<Real>);
@@ -175,6 +203,13 @@ struct Visibility {
     Ints<Real> visible = (place >= low) & (place <= high);
     if (bias) visible &= load(bias + key * kBlock<Real> + vector * kLanes<Real>) != splat<Real>(-kInfinity);
     return visible;
+  }
+  // How many keys position shows to each lane.
+  ATTEMPER_INLINE Ints<Real> keys_by_position(int vector) const {
+    const Ints<Real> low = *reinterpret_cast<const Ints<Real>*>(lowest + vector * kLanes<Real>);
+    const Ints<Real> high = *reinterpret_cast<const Ints<Real>*>(highest + vector * kLanes<Real>);
+    const Ints<Real> keys = high - low + splat_int<Real>(1);
+    return keys > Ints<Real>{} ? keys : Ints<Real>{};
   }
   ATTEMPER_INLINE bool of_lane(int64_t key, int64_t lane) const {
     return key >= lowest[lane] && key <= highest[lane] && !(bias && bias[key * kBlock<Real> + lane] == Real(-kInfinity));
@@ -288,6 +323,7 @@ bool find_visibility(const Problem& p, const Block<Real>& block, int64_t key, in
     seen.highest[r] = static_cast<typename LaneTypes<Real>::Integer>(high);
     if (low > 0 || high < keys - 1) seen.whole = false;
   }
+  seen.find_reach(block.vectors, keys);
   return true;
 }
 

@@ -100,20 +100,20 @@ ATTEMPER_INLINE V opaque(V x) {
   return x;
 }
 
-// Whether a comparison holds in any lane.
+// The lanes in which a comparison holds, a bit each.
 template <class Real>
-ATTEMPER_INLINE bool any_lane(Ints<Real> holds) {
-#if defined(__AVX512F__) && ATTEMPER_VECTOR_BYTES == 64
-  return _mm512_test_epi32_mask((__m512i)holds, (__m512i)holds) != 0;
+ATTEMPER_INLINE uint32_t lanes_where(Ints<Real> holds) {
+  constexpr bool narrow [[maybe_unused]] = sizeof(Real) == 4;
+#if defined(__AVX512DQ__) && ATTEMPER_VECTOR_BYTES == 64
+  return narrow ? _mm512_movepi32_mask((__m512i)holds) : _mm512_movepi64_mask((__m512i)holds);
 #elif defined(__AVX__) && ATTEMPER_VECTOR_BYTES == 32
-  return !_mm256_testz_si256((__m256i)holds, (__m256i)holds);
+  return narrow ? _mm256_movemask_ps((__m256)holds) : _mm256_movemask_pd((__m256d)holds);
 #elif defined(__SSE2__) && ATTEMPER_VECTOR_BYTES == 16
-  return _mm_movemask_epi8((__m128i)holds) != 0;
+  return narrow ? _mm_movemask_ps((__m128)holds) : _mm_movemask_pd((__m128d)holds);
 #else
-  uint64_t words[ATTEMPER_VECTOR_BYTES / 8], all = 0;
-  memcpy(words, &holds, sizeof(words));
-  for (const uint64_t word : words) all |= word;
-  return all != 0;
+  uint32_t lanes = 0;
+  for (int lane = 0; lane < kLanes<Real>; ++lane) lanes |= static_cast<uint32_t>(holds[lane] & 1) << lane;
+  return lanes;
 #endif
 }
 
@@ -170,7 +170,7 @@ template <class Real>
 ATTEMPER_INLINE Vec<Real> tanh_slope_of(Vec<Real> x, Vec<Real> y) {
   const Vec<Real> near = splat(Real(1)) - y * y, size = x < splat(Real(0)) ? -x : x;
   const Ints<Real> steep = size > splat(Real(1.25));
-  if (!any_lane<Real>(steep)) return near;  // caps are wide: most logits are far below theirs
+  if (lanes_where<Real>(steep) == 0) return near;  // caps are wide: most logits are far below theirs
   const Vec<Real> decay = exp2_of(bounded(size * splat(static_cast<Real>(-2.0 * kLog2E)))), whole = splat(Real(1)) + decay;
   return steep ? splat(Real(4)) * decay / (whole * whole) : near;
 }

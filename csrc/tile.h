@@ -93,7 +93,7 @@ bool all_finite(const Real* data, int64_t stride, int64_t rows, int64_t columns)
       const Vec<Real> last = load_some(data + whole, columns - whole);
       sum += last - last;
     }
-    if (any_lane<Real>(sum != nought)) return false;
+    if (lanes_where<Real>(sum != nought)) return false;
   }
   return true;
 }

@@ -181,10 +181,10 @@ void join_extremes(const Few<Real>& few, int64_t key, int64_t keys, const Runnin
     }
     found.largest[v] = splat(largest);
     if (!statistics || !((argmax[v] < 0 && count > 0) || largest > running.pivot[v][0])) continue;
-    int64_t place = keys - 1;
+    int64_t place = keys;
     for (int lane = 0; lane < lanes; ++lane)
       if (of_lanes[lane] == largest) place = least(place, static_cast<int64_t>(found.risen[v * lanes + lane]) * lanes + lane);
-    argmax[v] = key + place;
+    argmax[v] = key + (place < keys ? place : 0);  // NaN equals nothing
   }
 }
 

@@ -105,16 +105,22 @@ struct Block {
   int vectors;                                  // that hold rows: one for a single query, all but in the last block of many
   alignas(64) Real scale[kBlock<Real>];         // factor on the product, a lane each
   alignas(64) Real scale_by_cap[kBlock<Real>];  // the same over the softcap, where there is one
-  bool monotone;                                // the larger the product, the larger the logit: no bias, and the scale is above 0
+  bool monotone;                                // the larger the product, the larger the logit: no bias, and the scale keeps order
   bool raw;  // and logits are scale · product: the passes then work on products and scale within the exponent
 };
 
-// Whether the logits of these queries are scale · product, with a scale above 0.
+// Whether a scale keeps products apart and in their order: it is above 0, and not ∞, which makes logits of ±∞ of them.
+template <class Real>
+ATTEMPER_INLINE bool keeps_order(Real scale) {
+  return scale > 0 && scale < Real(kInfinity);
+}
+
+// Whether the logits of these queries are scale · product, with a scale that keeps their order.
 template <class Real>
 bool logits_are_raw(const Problem& p, int64_t batch, int64_t head, int64_t first, int64_t rows) {
-  bool positive = true;
-  for (int64_t r = 0; r < rows; ++r) positive = positive && *at<Real>(p.scale, batch, head, first + r) > 0;
-  return positive && p.softcap == 0 && (p.mask.address == 0 || p.mask_dtype == kBool);
+  bool ordered = true;
+  for (int64_t r = 0; r < rows; ++r) ordered = ordered && keeps_order(*at<Real>(p.scale, batch, head, first + r));
+  return ordered && p.softcap == 0 && (p.mask.address == 0 || p.mask_dtype == kBool);
 }
 
 template <class Real>
@@ -130,7 +136,7 @@ void begin_block(const Problem& p, int64_t batch, int64_t head, int64_t first, B
     const Real* scale = at<Real>(p.scale, batch, head, first + least(r, block.rows - 1));
     block.scale[r] = *scale;
     block.scale_by_cap[r] = p.softcap == 0 ? Real(0) : static_cast<Real>(*scale / p.softcap);
-    if (!(*scale > 0)) block.monotone = false;
+    if (!keeps_order(*scale)) block.monotone = false;
   }
   block.raw = logits_are_raw<Real>(p, batch, head, first, block.rows);
 }
@@ -295,7 +301,7 @@ MaskSays read_mask(const Problem& p, const Block<Real>& block, int64_t key, int6
   return says;
 }
 
-// The keys of a tile, inclusive, that position lets a query see; `low` is `keys` and `high` −1 where that leaves it none on that side.
+// The keys of a tile, inclusive, that position lets a query see: at most keys and at least −1 where a side leaves it none.
 inline void keys_seen(const Problem& p, int64_t query, int64_t key, int64_t keys, int64_t& low, int64_t& high) {
   const int64_t place = p.place_of(query) - key;  // the query's own key, counted in the tile
   low = p.left == kUnlimited ? 0 : least(keys, most<int64_t>(0, place - p.left));

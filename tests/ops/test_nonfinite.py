@@ -65,6 +65,26 @@ def test_a_row_that_sees_infinity_has_no_mean_wherever_it_stands(place: int, que
 
 
 @every_kernel
+@pytest.mark.parametrize("softcap", [None, 30.0])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 67), (67, 67), (9, 131)])
+@pytest.mark.parametrize("scale", [math.inf, -math.inf, math.nan])
+def test_a_scale_that_is_not_finite_gives_the_logits_of_the_definition(
+    scale: float, queries: int, keys: int, softcap: float | None, impl: str
+) -> None:
+    generator = torch.Generator().manual_seed(13)
+    query, key, value = (torch.randn(1, 2, n, 5, generator=generator) for n in (queries, keys, keys))
+    scales = torch.tensor([scale, 0.5])  # one head of the two
+    causal = queries == keys
+    found, truth = (
+        attention(query, key, value, is_causal=causal, scale=scales, softcap=softcap, return_stats=True, impl=which)
+        for which in (impl, "reference")
+    )
+    torch.testing.assert_close(found[0], truth[0], equal_nan=True)
+    for name in STATISTICS:
+        torch.testing.assert_close(getattr(found[1], name), getattr(truth[1], name), equal_nan=True, msg=name)
+
+
+@every_kernel
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_visible_product_of_minus_infinity_has_no_weight(masked: bool, impl: str) -> None:
     query, key, content = draw()

@@ -7,7 +7,7 @@ namespace attemper {
 // Name of the instruction set in use: "avx512bf16" (which multiplies bfloat16 in pairs), "avx512", "avx2", "neon" or "portable".
 const char* instruction_set();
 
-// Whether the build in use rounds weights to bfloat16 where values are bfloat16; see sum_flow in backward.h.
+// Whether the build in use rounds weights to bfloat16 where values are bfloat16; see sum_flow in gradients.h.
 bool rounds_weights();
 
 // Chooses by name; "" chooses the best that this processor has. False where there is no such build or the processor lacks it.

@@ -1,14 +1,15 @@
 // What closes a block: the figures of each row from its running ones, and output columns that become output rows.
 //
-// All of it is done in double, in vectors of rows: in p3 each rounding of the total would count three times. Where there are a hundred
-// keys only it is a tenth of all work, so figures leave in runs: those of one row may lie whole pages apart, in one set of the cache.
+// All of it is done in double, in vectors of rows: in p3 each rounding of the total would count three times. Figures
+// leave in runs of a block's length: those of one row may lie whole pages apart, in one set of the cache.
 #pragma once
 #include "softmax.h"
 
 namespace attemper {
 namespace {
 
-// As many rows as a vector holds numbers of 64 bits: their figures are widened to double on the way in, and narrowed on the way out.
+// As many rows as a vector holds numbers of 64 bits: their figures are widened to double on the way in, and narrowed on the way
+// out.
 typedef Vec<double> Doubles;
 typedef Ints<double> Holds;
 constexpr int kFewRows = kLanes<double>;
@@ -33,7 +34,8 @@ struct Figures {
     *reinterpret_cast<Few*>(of[figure] + row) = __builtin_convertvector(x, Few);
   }
   void write(const Problem& p, const Block<Real>& block, bool statistics) const {
-    const int64_t row = (block.batch * p.heads + block.head) * p.queries + block.first, rows_in_all = p.batch * p.heads * p.queries;
+    const int64_t row = (block.batch * p.heads + block.head) * p.queries + block.first,
+                  rows_in_all = p.batch * p.heads * p.queries;
     const int64_t addresses[] = {p.lse, p.entropy, p.pivot, p.peak, p.surprise, p.sink, p.product_pivot};
     for (int figure = 0; figure < (statistics ? kFigures : kRest); ++figure) {
       const int64_t address = figure < kRest ? addresses[figure] : p.rest, run = figure < kRest ? 0 : figure - kRest;
@@ -120,7 +122,7 @@ template <class Stored, class Real, bool statistics>
 void finish_block(const Problem& p, const Block<Real>& block, const Running<Real>& running, const Real* output) {
   const double sink = p.sinks ? double(reinterpret_cast<const Real*>(p.sinks)[block.head]) : -kInfinity;
   Figures<Real> figures;
-  for (int64_t first = 0; first < block.rows; first += kFewRows)
+  for (int64_t first = 0; first < block.vectors * kLanes<Real>; first += kFewRows)
     finish_rows<Real, statistics>(block, running, first, sink, figures);
   figures.write(p, block, statistics);
   if (p.output == 0) return;

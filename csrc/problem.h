@@ -31,7 +31,7 @@ struct Problem {
   int64_t output;                       // [batch, heads, queries, value_width], input type
   int64_t lse, entropy, rest;           // rest: [10, batch, heads, queries], order as RowStats.rest
   int64_t unrounded;                    // the output in the compute type, for the backward pass of 16-bit inputs
-  int64_t pivot, peak, surprise, sink;  // kept for the backward pass: see RowTerms in backward.h
+  int64_t pivot, peak, surprise, sink;  // kept for the backward pass: see RowTerms in gradients.h
 
   // Backward: what flows in, and what is written.
   View output_gradient;  // address 0: the loss does not depend on the output; else `unrounded` is the output
@@ -41,7 +41,7 @@ struct Problem {
   int64_t query_gradient;  // [splits, batch, heads, queries, width], compute type, or input type with one split; 0: not wanted
   int64_t key_gradient, value_gradient;  // [batch, kv_heads, keys, width or value_width], input type; 0: not wanted
   // [1, splits, batch, heads, queries], for the gradient of the scale: Σ dz·(u − pivot). Where weights are rounded to bfloat16
-  // [3, …]: next to it the two sums of sum_flow in backward.h. 0: not wanted.
+  // [3, …]: next to it the two sums of sum_flow in gradients.h. 0: not wanted.
   int64_t from_pivot;
   int64_t mask_gradient, mask_batch, mask_heads, mask_queries, mask_keys;  // compute type, contiguous; 0: not wanted
 

@@ -1,5 +1,5 @@
-// The online softmax: what is found of a tile before its exponentials, its exponentials, and the running figures of the rows. Lanes
-// need not be queries here: decode.h lets them be keys.
+// The online softmax: what is found of a tile before its exponentials, its exponentials, and the running figures of the rows.
+// Lanes need not be queries here: decode.h lets them be keys.
 //
 // A `raw` block works on products x = q·k and multiplies (x − pivot) by scale·log2 e inside the exponent, after the subtraction:
 // the fused form x·c − pivot·c overflows. Other blocks work on logits, x = z. `pivot` is the running maximum of x.
@@ -61,12 +61,13 @@ void cap_whole_tile(const Problem& p, const Block<Real>& block, int64_t keys, Re
   }
 }
 
-// Products → x with −∞ at hidden places, within reach of a vector; beyond it nothing is looked at. And the figures of those that are
-// visible.
+// Products → x with −∞ at hidden places, within reach of a vector; beyond it nothing is looked at. And the figures of those that
+// are visible.
 template <class Real, bool statistics, bool raw>
 void look_at_products(const Problem& p, const Block<Real>& block, const Visibility<Real>& seen, Real* x, Running<Real>& running,
                       TileFigures<Real>& found) {
-  const Vec<Real> hidden = splat(Real(-kInfinity)), beyond = splat(Real(kInfinity)), nought = splat(Real(0)), one = splat(Real(1));
+  const Vec<Real> hidden = splat(Real(-kInfinity)), beyond = splat(Real(kInfinity)), nought = splat(Real(0)),
+                  one = splat(Real(1));
   for (int v = 0; v < block.vectors; ++v) {
     const auto& reach = seen.reach[v];
     Vec<Real> largest = hidden, smallest = beyond, risen = nought, product_max = hidden, product_min = beyond;

@@ -105,8 +105,8 @@ struct Block {
   int vectors;                                  // that hold rows: one for a single query, all but in the last block of many
   alignas(64) Real scale[kBlock<Real>];         // factor on the product, a lane each
   alignas(64) Real scale_by_cap[kBlock<Real>];  // the same over the softcap, where there is one
-  bool monotone;                                // the larger the product, the larger the logit: no bias, and the scale keeps order
-  bool raw;  // and logits are scale · product: the passes then work on products and scale within the exponent
+  bool monotone;  // the larger the product, the larger the logit: no bias, and the scale keeps order
+  bool raw;       // and logits are scale · product: the passes then work on products and scale within the exponent
 };
 
 // Whether a scale keeps products apart and in their order: it is above 0, and not ∞, which makes logits of ±∞ of them.

@@ -84,14 +84,34 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.error(f"argument --write: {options.write} is not a file; expected a document with the markers of {MARKER}")
     if options.write == DOCUMENT and (options.quick or options.shapes or options.dtypes or options.sections):
         parser.error("--write without FILE wants the whole run: no --quick, --shapes, --dtypes or --sections")
+    for section, measured in shapes_of(options).items():
+        if not measured and section in (options.sections or ("speed",)):
+            known = ", ".join(shape.name for shape in shapes_of(options, every=True)[section])
+            parser.error(f"argument --shapes: got {' '.join(options.shapes)}, of which {section} measures none; it has {known}")
     return options
+
+
+def effort_of(options: argparse.Namespace) -> Effort:
+    """How much to do."""
+    return QUICK if options.quick else WHOLE
+
+
+def shapes_of(options: argparse.Namespace, *, every: bool = False) -> dict[str, tuple[Shape, ...]]:
+    """The shapes that a section measures, of those asked for or of all; sections with cases of their own are left out."""
+    effort = effort_of(options)
+    shapes = tuple(shape for shape in effort.shapes if every or not options.shapes or shape.name in options.shapes)
+    return {
+        "speed": shapes,
+        "errors": shapes,
+        "variants": named(shapes, effort.variant_shapes),
+        "peers": named(shapes, effort.peer_shapes),
+    }
 
 
 def measure(options: argparse.Namespace, machine: Machine, bars: Bars) -> Report:
     """Every section asked for."""
-    effort = QUICK if options.quick else WHOLE
-    shapes = tuple(shape for shape in effort.shapes if not options.shapes or shape.name in options.shapes)
-    selection = speed.Selection(shapes, tuple(options.dtypes or DTYPES), effort.pace)
+    effort, shapes = effort_of(options), shapes_of(options)
+    selection = speed.Selection(shapes["speed"], tuple(options.dtypes or DTYPES), effort.pace)
     sections = options.sections or SECTIONS
     threads = tuple(options.threads)
     print(machine)
@@ -102,16 +122,16 @@ def measure(options: argparse.Namespace, machine: Machine, bars: Bars) -> Report
         if "speed" in sections:
             speed.measure(report, bars, selection, count, peaks.get(count))
         if "variants" in sections:
-            variants.measure(report, bars, named(shapes, effort.variant_shapes), effort.pace, count)
+            variants.measure(report, bars, shapes["variants"], effort.pace, count)
         if "tiny" in sections:
             tiny.measure(report, bars, effort.pace, count)
     torch.set_num_threads(threads[0])
     if "peers" in sections:
-        peers.measure(report, named(shapes, effort.peer_shapes), effort.pace, threads[0], flex=effort.flex)
+        peers.measure(report, shapes["peers"], effort.pace, threads[0], flex=effort.flex)
     if "memory" in sections:
         scratch.measure(report, bars, threads, effort.memory_length, effort.memory_cases)
     if "errors" in sections:
-        errors.measure(report, bars, shapes, selection.dtypes)
+        errors.measure(report, bars, shapes["errors"], selection.dtypes)
     return report
 
 

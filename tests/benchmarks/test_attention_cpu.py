@@ -165,3 +165,23 @@ def test_the_document_is_written_by_whole_runs_alone(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit, match="2"):
         main(["--quick", "--write"])
     assert "--write without FILE wants the whole run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ["--sections", "variants", "--shapes", "128x64"],
+            "got 128x64, of which variants measures none; it has 2048x128, 4096x64",
+        ),
+        (["--sections", "tiny", "peers", "--shapes", "2048x80"], "got 2048x80, of which peers measures none"),
+        (["--shapes", "257x64"], "got 257x64, of which speed measures none"),
+        (["--quick", "--shapes", "2048x80"], "got 2048x80, of which speed measures none; it has 257x64, 24x64"),
+    ],
+)
+def test_a_section_that_would_measure_nothing_is_refused(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert told in capsys.readouterr().err

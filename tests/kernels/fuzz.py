@@ -266,7 +266,8 @@ class Truth:
         kind, bound = torch.finfo(actual.dtype), self.allowed[name]
         of = self._summed(name, self.results[name].abs())
         repeated = self.results[name].shape != actual.shape  # and so summed once more
-        rounding = 0.51 * kind.eps * (of + expected.abs() if repeated else of) + kind.smallest_normal * kind.eps
+        terms = self._summed(name, torch.ones_like(self.results[name]))  # each of which may be a subnormal number
+        rounding = 0.51 * kind.eps * (of + expected.abs() if repeated else of) + kind.smallest_normal * kind.eps * terms
         allowed = self.eps * bound + rounding
         judged = torch.isfinite(bound) & (expected.abs() < 0.99 * kind.max)  # not where the definition has a NaN
         error = (actual.double() - expected).abs()

@@ -98,6 +98,8 @@ def asked(form: Form, given: dict[str, Any]) -> Asked:
     queries, keys = query.shape[2], key.shape[2]
     passed = given.get("attention_mask")
     mask = _mask(passed, query, key)
+    if form.kind == "eager" and mask is not None and mask.dtype == torch.bool:
+        mask = mask.to(query.dtype)  # eager code adds it, so that it hides nothing
     is_causal = _is_causal(form, given, passed is None or (isinstance(passed, Tensor) and passed.ndim == 2), queries)
     if form.kind in ("sdpa", "custom") and is_causal and mask is None and keys > queries:
         key, value = key[:, :, :queries], value[:, :, :queries]  # an empty preallocated cache: the rest is not used

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import attemper
 from attemper.capture import AttentionCall, capture
@@ -86,6 +86,25 @@ def test_the_module_stays_the_same_object_and_is_undone_exactly() -> None:
     assert model.use_nested_tensor is True
     assert type(module) is nn.MultiheadAttention
     assert module.__dict__ == before
+
+
+def test_a_class_derived_meanwhile_is_undone_too() -> None:
+    class Double(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x
+
+    model = encoder(1)
+    module, (x, _) = model.layers[0].self_attn, padded()
+    used = attemper.use(model)
+    parametrize.register_parametrization(module, "in_proj_weight", Double())
+    output = model(x)
+    used.undo()
+    assert isinstance(module, nn.MultiheadAttention)
+    assert not isinstance(module, attemper.nn.MultiheadAttention)
+    assert type(module).__name__ == "ParametrizedMultiheadAttention"
+    torch.testing.assert_close(model.train()(x), output, **NEAR)
+    parametrize.remove_parametrizations(module, "in_proj_weight")
+    assert type(module) is nn.MultiheadAttention
 
 
 def test_hooks_of_the_module_stay() -> None:

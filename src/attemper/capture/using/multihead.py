@@ -89,10 +89,21 @@ class _Conversion:
         module.__class__ = ConvertedMultiheadAttention
 
     def __call__(self) -> None:
-        self.module.__class__ = nn.MultiheadAttention
+        self.module.__class__ = _unconverted(type(self.module))
         self.module._qkv_same_embed_dim = self.fused
         for field in self.added:
             self.module.__dict__.pop(field, None)
+
+
+def _unconverted(kind: type[Any]) -> type[Any]:
+    """A class with torch's module in our place: others (parametrizations, FSDP) may have derived one from ours meanwhile."""
+    if kind is ConvertedMultiheadAttention:
+        return nn.MultiheadAttention
+    if not issubclass(kind, ConvertedMultiheadAttention):
+        return kind
+    body = {name: thing for name, thing in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+    name = kind.__name__.replace(ConvertedMultiheadAttention.__name__, nn.MultiheadAttention.__name__)
+    return type(kind)(name, tuple(_unconverted(base) for base in kind.__bases__), body)
 
 
 class _Dense:

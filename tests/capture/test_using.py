@@ -72,6 +72,15 @@ def test_a_copy_of_a_part_is_no_more_than_that() -> None:
         attemper.use(part)
 
 
+def test_a_part_taken_out_of_the_model_is_free_after_undo() -> None:
+    model = nn.Sequential(nn.MultiheadAttention(4, 2), nn.MultiheadAttention(4, 2))
+    used = attemper.use(model)
+    part = model.pop(1)
+    used.undo()
+    with attemper.use(part) as again:
+        assert [each.module for each in again.replaced] == [""]
+
+
 def test_the_context_undoes_after_an_error() -> None:
     model = nn.MultiheadAttention(4, 2)
     with pytest.raises(ValueError, match="inside"), attemper.use(model):

@@ -1,7 +1,7 @@
 """`use`: a model's attention, computed by attemper until it is undone."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -75,15 +75,13 @@ class Use:
         self._notes = Notes(impl)
         self._undo: list[Callable[[], None]] = []
         try:
-            for step in (configs.switch, multihead.convert, callers.watch):
+            for step in (configs.switch, multihead.convert, callers.watch, _mark_parts):
                 for done in step(model, self._notes):
                     self._undo.append(done)
         except BaseException:
             self.undo()
             raise
         model.__dict__[_MARK] = self
-        for module in model.modules():
-            module.__dict__[_PART] = self._notes
         _forget_compiled()
 
     @staticmethod
@@ -113,9 +111,6 @@ class Use:
             self._undo.pop()()
         if Use.of(self._model) is self:
             del self._model.__dict__[_MARK]
-        for module in self._model.modules():
-            if module.__dict__.get(_PART) is self._notes:
-                del module.__dict__[_PART]
         _forget_compiled()
 
     def __enter__(self) -> Self:
@@ -126,6 +121,23 @@ class Use:
 
     def __repr__(self) -> str:
         return f"Use(replaced={len(self.replaced)}, kept={len(self.kept)})"
+
+
+class _Part:
+    """The mark on one module of a model in use, and off again, also where it is no module of that model any more."""
+
+    def __init__(self, module: nn.Module, notes: Notes) -> None:
+        self.module, self.notes = module, notes
+        module.__dict__[_PART] = notes
+
+    def __call__(self) -> None:
+        if self.module.__dict__.get(_PART) is self.notes:
+            del self.module.__dict__[_PART]
+
+
+def _mark_parts(model: nn.Module, notes: Notes) -> Iterator[Callable[[], None]]:
+    for module in model.modules():
+        yield _Part(module, notes)
 
 
 def _forget_compiled() -> None:

@@ -5,7 +5,8 @@ What it must hold:
   checkpointing runs it again in the backward pass;
 - what a call means is what torch says it means; what ours does not take, and what torch refuses, goes to torch;
 - a torch function mode slows every torch function a little, so one is entered by the outermost module alone, and modules that
-  cannot make such a call have no hooks: those of torch.nn, and of transformers where their file never says the word.
+  cannot make such a call have no hooks: those of torch.nn, and of transformers where their file never says the word (but any
+  module may whose forward method somebody has replaced).
 """
 
 import inspect
@@ -81,7 +82,7 @@ class Caller:
     """One watched module: its hooks, and what they note."""
 
     def __init__(self, name: str, module: nn.Module, notes: Notes) -> None:
-        self.name, self.notes = name, notes
+        self.name, self.module, self.notes = name, module, notes
         notes.watched.add(name)
         self.traced = Redirect([_Running(self, None, True)])  # torch.compile traces a mode that is there, not one being made
         self.handles = (
@@ -93,6 +94,7 @@ class Caller:
         """Undo."""
         for handle in self.handles:
             handle.remove()
+        self.leave(self.module, (), None)  # it may be running, and its hook will not be called then
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """Forward pre-hook."""
@@ -138,7 +140,10 @@ def watch(model: nn.Module, notes: Notes) -> Iterator[Callable[[], None]]:
 def _may_call(module: nn.Module) -> bool:
     if isinstance(module, torch.jit.ScriptModule):
         return False
-    place = type(module).__module__
+    if "forward" in module.__dict__:
+        return True
+    # A parametrised module has a class of torch's, made for it, before its own.
+    place = next(kind.__module__ for kind in type(module).__mro__ if kind.__module__ != "torch.nn.utils.parametrize")
     if place.startswith(("torch.nn.", "torch._dynamo.", "attemper.nn.", "attemper.capture.")):
         return False
     if place.startswith("transformers."):

@@ -309,11 +309,38 @@ def test_whatever_of_transformers_own_a_model_ran_on_comes_back(origin: str | No
     assert model.config._attn_implementation_internal == origin
 
 
-def test_a_name_set_meanwhile_stays() -> None:
-    model, _ = build("llama")
-    with attemper.use(model):
+def test_a_name_set_meanwhile_stays_and_is_told() -> None:
+    model, _ = build("llama", attn="sdpa")
+    with attemper.use(model) as used:
         model.set_attn_implementation("eager")
+        assert used.replaced == ()
+        reason = "its attention implementation was set to 'eager' while it was in use; undo(), and use() again"
+        assert used.kept == tuple(Kept(f"model.layers.{layer}.self_attn", reason) for layer in (0, 1))
     assert implementation(model) == "eager"
+
+
+def test_a_config_that_asks_for_weights_is_kept_since_it_could_not_be_saved(tmp_path: Path) -> None:
+    model, inputs = build("llama", attn="eager")
+    model.config.output_attentions = True
+    used = attemper.use(model)
+    model.save_pretrained(tmp_path)
+    assert len(model(**inputs).attentions) == 2
+    assert used.replaced == ()
+    assert {each.reason for each in used.kept} == {
+        "its config has output_attentions=True, which transformers takes for 'eager' alone; ask for them in each call"
+    }
+
+
+@pytest.mark.parametrize("attn", ["eager", "sdpa"])
+def test_a_boolean_mask_of_the_users_means_what_it_meant(attn: str) -> None:
+    """SDPA hides by it. Eager code adds it, so that it hides nothing: a fault of the user's, not to be mended unasked."""
+    model, inputs = build("llama", attn=attn, gain=3.0, padding="none")
+    tokens = inputs["input_ids"].shape[1]
+    mask = torch.ones(tokens, tokens, dtype=torch.bool).tril().expand(3, 1, -1, -1)
+    with torch.no_grad():
+        plain = model(inputs["input_ids"], attention_mask=mask).logits
+        attemper.use(model)
+        torch.testing.assert_close(model(inputs["input_ids"], attention_mask=mask).logits, plain, **NEAR)
 
 
 def test_positions_that_see_nothing_give_nought() -> None:

@@ -25,16 +25,22 @@ from attemper.ops import attention, attention_with_weights
 
 NAMES = {"sdpa": "attemper", "eager": "attemper_eager"}  # what a model is switched to, by what its code takes it for
 MARK = "_attemper_interface"
+HOW = "through transformers' attention interface"
 
 
 @dataclass
 class InterfaceCall:
-    """What a module in use carries: its name, how its calls are read, and where to note what became of them."""
+    """What a module in use carries: its name, how its calls are read, and where to note what became of them.
+
+    Attributes:
+        sure: its code makes such calls; else it is noted as replaced when it has made one.
+    """
 
     name: str
     form: Form
     plain: Callable[..., Any]
     notes: Notes
+    sure: bool = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -74,9 +80,13 @@ def _attend(
         reason = "its weights were asked for, which models with sinks give in ways of their own"
     if reason is None:
         try:
-            return _computed(asked(call.form, given), bool(weights_wanted), call.notes.impl)
+            output = _computed(asked(call.form, given), bool(weights_wanted), call.notes.impl)
         except ArgumentError as error:  # the model's own function takes it, or refuses it in its own words
             reason = str(error)
+        else:
+            if not call.sure:
+                call.notes.replace(call.name, HOW)
+            return output
     call.notes.refuse(call.name, f"{reason}; it called what it would have called without attemper")
     return plain(module, query, key, value, attention_mask, **kwargs)
 

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from attemper.capture.using.attend import MARK, NAMES, InterfaceCall, form_for, plain_sdpa, register
+from attemper.capture.using.attend import HOW, MARK, NAMES, InterfaceCall, form_for, plain_sdpa, register
 from attemper.capture.using.eager import beyond, eager_of, interface_of, names_asked
 from attemper.capture.using.notes import Notes
 
-HOW = "through transformers' attention interface"
 _FIELD = "_attn_implementation_internal"
 
 
@@ -59,12 +58,14 @@ def switch(model: nn.Module, notes: Notes) -> Iterator[Callable[[], None]]:
 def _choose(model: nn.Module, config: Any, users: list[_User]) -> tuple[str, str | None]:
     """As which kind of function ours will stand in, "sdpa" or "eager"; or the reason to keep them."""
     origin = getattr(config, _FIELD) or "eager"  # transformers takes None for eager
+    if origin == "eager" and getattr(config, "output_attentions", False):
+        return "", "its config has output_attentions=True, which transformers takes for 'eager' alone; ask for them in each call"
     if origin in NAMES.values():
         return "", "another model in use has the same config object; give this one its own, by copy.deepcopy"
     if origin not in ("eager", "sdpa", "flex_attention") and not origin.startswith("flash_attention"):
         return "", f"its attention implementation, {origin!r}, is none of transformers' own"
     readers = [module for module in model.modules() if getattr(module, "config", None) is config]
-    asked = set().union(*(names_asked(type(module)) for module in readers))
+    asked = set().union(*(names_asked(module) for module in readers))
     # Where the code asks whether the name is "sdpa", a name of ours is taken for eager, and the other way round.
     wanted = ["eager", "sdpa"] if origin == "eager" else ["sdpa", "eager"]
     if not all(getattr(module, "_supports_sdpa", True) for module in readers):
@@ -87,16 +88,29 @@ def _choose(model: nn.Module, config: Any, users: list[_User]) -> tuple[str, str
 def _mark(user: _User, kind: str, notes: Notes) -> Callable[[], None]:
     plain = eager_of(user.module) if kind == "eager" else plain_sdpa()
     assert plain is not None
-    user.module.__dict__[MARK] = InterfaceCall(user.name, form_for(kind, plain), plain, notes)
-    notes.replace(user.name, HOW)
+    # A forward that somebody put over the class's may ask the interface, or call the class's, or do neither.
+    sure = "forward" not in user.module.__dict__
+    user.module.__dict__[MARK] = InterfaceCall(user.name, form_for(kind, plain), plain, notes, sure)
+    if sure:
+        notes.replace(user.name, HOW)
     return _Unmark(user.module)
+
+
+def strayed(model: nn.Module) -> dict[str, str]:
+    """Modules whose config somebody has given another name since, and the reason to call them kept."""
+    names = {name: getattr(module.config, _FIELD, None) for name, module in model.named_modules() if MARK in module.__dict__}
+    return {
+        name: f"its attention implementation was set to {found!r} while it was in use; undo(), and use() again"
+        for name, found in names.items()
+        if found not in NAMES.values()
+    }
 
 
 def _switch_around(model: nn.Module, configs: dict[int, Any], kinds: dict[int, str]) -> Iterator[Callable[[], None]]:
     """Configs of the models around, which may build the masks for those inside: to the one name that all below them have."""
     for module in model.modules():
         config = getattr(module, "config", None)
-        if id(config) in configs or not hasattr(config, _FIELD):
+        if id(config) in configs or not hasattr(config, _FIELD) or getattr(config, "output_attentions", False):
             continue
         below = {id(getattr(inner, "config", None)) for inner in module.modules()} & {*configs}
         found = {kinds.get(key, "") for key in below}  # "" is one that is kept

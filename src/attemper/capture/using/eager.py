@@ -29,11 +29,11 @@ _PARAMETERS = {
 
 def interface_of(module: nn.Module) -> types.FunctionType | None:
     """The function of a module's class that asks the attention interface for its function, or None."""
-    return _interface_of(type(module))
+    return _interface_of(type(module), type(module).forward)
 
 
 @functools.lru_cache(maxsize=4096)
-def _interface_of(kind: type) -> types.FunctionType | None:
+def _interface_of(kind: type, forward: Any) -> types.FunctionType | None:  # forward: for the cache; it may be replaced
     interface = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", ())
     for function in _functions(kind):
         names = function.__code__.co_names
@@ -62,16 +62,24 @@ def beyond(eager: Callable[..., Any], form: Form) -> list[str]:
     return sorted({*code.co_names} - _KNOWN | {*form.names} - _PARAMETERS)
 
 
+def names_asked(module: nn.Module) -> set[str]:
+    """Which of "eager" and "sdpa" the code of a module compares its config's implementation with."""
+    own = getattr(module.__dict__.get("forward"), "__func__", module.__dict__.get("forward"))
+    found = _names_in(own) if isinstance(own, types.FunctionType) else set()
+    return found | _names_asked(type(module), type(module).forward)
+
+
 @functools.lru_cache(maxsize=4096)
-def names_asked(kind: type) -> set[str]:
-    """Which of "eager" and "sdpa" the code of a module's class compares its config's implementation with."""
-    found: set[str] = set()
-    for function in _functions(kind):
-        code = function.__code__
-        if "_attn_implementation" in code.co_names:
-            constants = [each for const in code.co_consts for each in (const if isinstance(const, tuple) else (const,))]
-            found |= {each for each in constants if isinstance(each, str)} & {"eager", "sdpa"}
-    return found
+def _names_asked(kind: type, forward: Any) -> set[str]:
+    return set().union(*map(_names_in, _functions(kind)))
+
+
+def _names_in(function: types.FunctionType) -> set[str]:
+    code = function.__code__
+    if "_attn_implementation" not in {*code.co_names, *code.co_consts}:
+        return set()
+    constants = [each for const in code.co_consts for each in (const if isinstance(const, tuple | frozenset) else (const,))]
+    return {each for each in constants if isinstance(each, str)} & {"eager", "sdpa"}
 
 
 def _functions(kind: type) -> Iterator[types.FunctionType]:

@@ -92,8 +92,8 @@ class Use:
     @property
     def replaced(self) -> tuple[Replaced, ...]:
         """Modules whose attention is attemper's, in the model's order. Callers of SDPA are known once they have called."""
-        how = self._notes.replaced
-        return tuple(Replaced(name, how[name]) for name, _ in self._model.named_modules() if name in how)
+        how, strayed = self._notes.replaced, configs.strayed(self._model)
+        return tuple(Replaced(name, how[name]) for name, _ in self._model.named_modules() if name in how and name not in strayed)
 
     @property
     def kept(self) -> tuple[Kept, ...]:
@@ -102,7 +102,8 @@ class Use:
         reasons = {
             each.module: _OWN_CODE if each.reason == NEVER_RAN and each.module not in notes.watched else each.reason
             for each in find_unseen(self._model, notes)
-        } | notes.kept
+        }
+        reasons |= notes.kept | configs.strayed(self._model)
         return tuple(Kept(name, reasons[name]) for name, _ in self._model.named_modules() if name in reasons)
 
     def undo(self) -> None:

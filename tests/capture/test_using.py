@@ -72,6 +72,20 @@ def test_a_copy_of_a_part_is_no_more_than_that() -> None:
         attemper.use(part)
 
 
+def test_what_is_attempers_already_is_kept_and_called_that() -> None:
+    class Attention(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return attemper.attention(x, x, x)
+
+    model = nn.Sequential(attemper.nn.Block(4, 2), Attention())
+    used = attemper.use(model)
+    model(torch.randn(2, 3, 4))
+    assert used.replaced == ()
+    assert used.kept[0] == Kept("0.attention", "it is attemper's own already")
+    assert used.kept[1].module == "1"
+    assert "attemper.attention needs no replacing" in used.kept[1].reason
+
+
 def test_a_part_taken_out_of_the_model_is_free_after_undo() -> None:
     model = nn.Sequential(nn.MultiheadAttention(4, 2), nn.MultiheadAttention(4, 2))
     used = attemper.use(model)

@@ -13,6 +13,7 @@ _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _PART = re.compile(r"(norm|dropout|embeddings?|bias|mask|output)$", re.IGNORECASE)  # parts that carry the word and do not attend
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
 NEVER_RAN = "it never ran"
+NOTHING_SEEN = "it ran, and neither a call that capture sees nor a softmax over logits was seen in it"
 _IN_SCRIPT = re.compile(r"softmax|scaled_dot_product_attention|multi_head_attention|baddbmm")
 
 
@@ -51,7 +52,7 @@ def find_unseen(model: nn.Module, recorder: Watcher) -> tuple[Unseen, ...]:
         if name in reasons or _any_inside(name, reasons) or _inside_any(name, reasons):
             continue
         if recorder.ran[name]:
-            reasons[name] = "it ran, and neither a call that capture sees nor a softmax over logits was seen in it"
+            reasons[name] = NOTHING_SEEN
         elif not _any_inside(name, recorder.ran):
             reasons[name] = NEVER_RAN
     order = {name: place for place, (name, _) in enumerate(model.named_modules())}

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from attemper.capture.unseen import NEVER_RAN, find_unseen
+from attemper.capture.unseen import NEVER_RAN, NOTHING_SEEN, find_unseen
 from attemper.capture.using import callers, configs, multihead
 from attemper.capture.using.notes import Kept, Notes, Replaced
 from attemper.errors import ArgumentError, UnsupportedError
@@ -17,6 +17,10 @@ from attemper.ops import IMPLEMENTATIONS
 _MARK = "_attemper_use"  # on the model: its Use
 _PART = "_attemper_notes"  # on every module of it: the notes, which do not know the model, so that a copy of a part is no more
 _OWN_CODE = "it computes its attention in its own code, past transformers' attention interface and torch's functions"
+_NOTHING_SEEN = (
+    "it ran, and neither a call to replace nor a softmax over logits was seen in it (attemper.attention needs no replacing)"
+)
+_OURS = "it is attemper's own already"
 
 
 def use(model: nn.Module, *, impl: str = "auto") -> "Use":
@@ -99,12 +103,17 @@ class Use:
     def kept(self) -> tuple[Kept, ...]:
         """Attention modules that were left alone, and calls that were, with the reason. Ask after a forward pass."""
         notes = self._notes
-        reasons = {
-            each.module: _OWN_CODE if each.reason == NEVER_RAN and each.module not in notes.watched else each.reason
-            for each in find_unseen(self._model, notes)
-        }
+        reasons = {each.module: self._put(each.module, each.reason) for each in find_unseen(self._model, notes)}
         reasons |= notes.kept | configs.strayed(self._model)
         return tuple(Kept(name, reasons[name]) for name, _ in self._model.named_modules() if name in reasons)
+
+    def _put(self, name: str, reason: str) -> str:
+        """What `find_unseen` says of a module, put for a model in use."""
+        if type(self._model.get_submodule(name)).__module__.startswith("attemper.nn."):
+            return _OURS
+        if reason == NEVER_RAN and name not in self._notes.watched:
+            return _OWN_CODE
+        return _NOTHING_SEEN if reason == NOTHING_SEEN else reason
 
     def undo(self) -> None:
         """Put everything back. A second time does nothing."""

@@ -47,6 +47,13 @@ def test_a_forward_put_on_a_module_of_torch_is_redirected() -> None:
     assert used.replaced == (Replaced("0", callers.HOW),)
 
 
+def test_a_scripted_module_is_kept_where_transformers_is_loaded_too() -> None:
+    import transformers.modeling_utils  # noqa: F401
+
+    used = attemper.use(nn.Sequential(torch.jit.trace(Attention(), torch.randn(2, 3, 11))))
+    assert [each.module for each in used.kept] == ["0"]
+
+
 def test_undone_while_it_runs_nothing_stays() -> None:
     class Undoing(nn.Module):
         def __init__(self) -> None:

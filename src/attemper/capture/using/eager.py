@@ -29,7 +29,7 @@ _PARAMETERS = {
 
 def interface_of(module: nn.Module) -> types.FunctionType | None:
     """The function of a module's class that asks the attention interface for its function, or None."""
-    return _interface_of(type(module), type(module).forward)
+    return _interface_of(type(module), inspect.getattr_static(type(module), "forward", None))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -66,7 +66,7 @@ def names_asked(module: nn.Module) -> set[str]:
     """Which of "eager" and "sdpa" the code of a module compares its config's implementation with."""
     own = getattr(module.__dict__.get("forward"), "__func__", module.__dict__.get("forward"))
     found = _names_in(own) if isinstance(own, types.FunctionType) else set()
-    return found | _names_asked(type(module), type(module).forward)
+    return found | _names_asked(type(module), inspect.getattr_static(type(module), "forward", None))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -220,7 +220,9 @@ def test_what_cannot_be_folded_raises_and_leaves_every_bit() -> None:
         fold_scale(model, FROM, 0.125)
     with pytest.raises(ArgumentError, match=r"heads: got 4 heads of query; expected 7"):
         fold_scale(model, scales.Learned(7), FROM)
-    with pytest.raises(ArgumentError, match=r"only: got 'nowhere'; expected names of attention modules, such as model.layers.0"):
+    with pytest.raises(
+        ArgumentError, match=r"from_rule: got 'nowhere'; expected names of attention modules, such as model.layers.0"
+    ):
         fold_scale(model, {"nowhere": FROM}, TO)
     rule = scales.Learned(4)
     with torch.no_grad():

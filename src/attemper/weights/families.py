@@ -120,6 +120,15 @@ def find_projections(
         UnsupportedError: a module that looks like attention has an unknown layout, or its logits are no factor times q·k.
         ArgumentError: layouts or only name what is no (attention) module of the model, or it has none at all.
     """
+    return find_named("only", model, layouts, only)
+
+
+def find_named(
+    argument: str, model: nn.Module, layouts: Mapping[str, Projections] | None, only: Collection[str] | None
+) -> dict[str, Projections]:
+    """`find_projections` for a function whose own argument, which errors name, says which modules are asked for."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
     layouts = dict(layouts or {})
     modules = dict(model.named_modules())
     for name in layouts:
@@ -139,7 +148,7 @@ def find_projections(
     if missing:
         known = [name for name, module in modules.items() if re.search(r"Attention|Attn|MLA", type(module).__name__)]
         raise ArgumentError(
-            "only", repr(missing[0]), f"names of attention modules, such as {', '.join(known) or 'this model has none'}"
+            argument, repr(missing[0]), f"names of attention modules, such as {', '.join(known) or 'this model has none'}"
         )
     if not found and only is None:
         expected = "a model with attention modules of a known layout, or layouts={name: Projections(...)}"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from attemper.errors import ArgumentError, UnsupportedError
 from attemper.scales import LogitShape, Scale
 from attemper.weights.edit import Edit, Edits
-from attemper.weights.families import find_projections
+from attemper.weights.families import find_named
 from attemper.weights.layout import Projections
 
 
@@ -74,10 +74,11 @@ def fold_scale(
     Source: Raffel et al. 2020 (T5, arXiv 1910.10683), whose models have 1/√d in W_q.
     """
     rules = (("from_rule", from_rule), ("to_rule", to_rule))
-    named = [set(rule) for _, rule in rules if isinstance(rule, Mapping)]
-    only = set.intersection(*named) if named else None
+    named = {argument: set(rule) for argument, rule in rules if isinstance(rule, Mapping)}
+    only = set.intersection(*named.values()) if named else None
+    found = find_named(" and ".join(named), model, layouts, only)
     edits = Edits(model)
-    for name, projections in find_projections(model, layouts, only).items():
+    for name, projections in found.items():
         one, other = (_rule(argument, rule, name) for argument, rule in rules)
         if projections.unfoldable:
             raise UnsupportedError(f"{name}: {projections.unfoldable}")

@@ -514,6 +514,7 @@ x = torch.zeros(TOKENS, BATCH, EMBED)  # for the tables below
         ({"head_dims": (4, 0, 4)}, r"head_dims: got 0; expected a whole number above 0"),
         ({"rope": RotaryEmbedding(6)}, r"rope: got width 6; expected at most 4, the narrowest head"),
         ({"qk_norm": "batch"}, r"kind: got 'batch'; expected one of 'rms', 'layer', 'l2'"),
+        ({"impl": "fast"}, r"impl: got 'fast'; expected one of 'auto', 'reference'"),
         ({"qk_norm": QKNorm(5)}, r"qk_norm: got a QKNorm of 5 for heads of \(4, 4, 4\); expected heads of 5"),
     ],
     ids=lambda thing: next(iter(thing)) if isinstance(thing, dict) else "",

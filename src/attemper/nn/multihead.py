@@ -20,7 +20,7 @@ from attemper.nn.heads import HeadGroup, lay_out, of_heads
 from attemper.nn.masks import merge
 from attemper.nn.qk_norm import QKNorm
 from attemper.nn.rotary import RotaryEmbedding
-from attemper.ops import attention, attention_with_weights
+from attemper.ops import attention, attention_with_weights, check_name
 from attemper.stats import RowStats
 
 
@@ -123,6 +123,7 @@ class MultiheadAttention(nn.Module):
         self.vdim = embed_dim if vdim is None else vdim
         self.head_dim = self.layout.widths[0] if len(self.layout.groups) == 1 else None
         self.dropout, self.batch_first, self.add_zero_attn = dropout, batch_first, add_zero_attn
+        check_name(impl)
         self.softcap, self.impl = softcap, impl
 
         made = {"device": device, "dtype": dtype}

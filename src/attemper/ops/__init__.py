@@ -3,7 +3,7 @@
 from attemper.ops.arguments import Problem, Window
 from attemper.ops.attention import LISTENERS, attention, row_stats
 from attemper.ops.autocast import without_autocast
-from attemper.ops.implementations import IMPLEMENTATIONS, Implementation
+from attemper.ops.implementations import IMPLEMENTATIONS, Implementation, check_name
 from attemper.ops.materialised import attention_with_weights
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Window",
     "attention",
     "attention_with_weights",
+    "check_name",
     "row_stats",
     "without_autocast",
 ]

@@ -55,8 +55,7 @@ def choose(impl: str, inputs: Inputs, *, seen: bool) -> str:
         if cpu.MISCHOSEN and not _refusal(inputs, seen):
             _refuse("cpu")
         return "cpu" if cpu.available() and not _refusal(inputs, seen) else "blocked"
-    if impl not in KERNELS:
-        _refuse(impl)
+    check_name(impl)
     if impl == "cpu" and (reason := _refusal(inputs, seen)):
         raise UnsupportedError(f"impl: 'cpu' does not take {reason}; 'blocked' does")
     return impl
@@ -68,6 +67,12 @@ def _refusal(inputs: Inputs, seen: bool) -> str:
         return cpu.refusal(inputs)
     device = inputs.query.device  # on which all of them are
     return "" if device.type in ("cpu", "meta") else f"a tensor on {device}"
+
+
+def check_name(impl: str) -> None:
+    """Refuse what is neither "auto" nor the name of a kernel that is here."""
+    if impl != "auto" and impl not in KERNELS:
+        _refuse(impl)
 
 
 def _refuse(impl: str) -> None:

@@ -12,7 +12,7 @@ from attemper.capture.unseen import NEVER_RAN, NOTHING_SEEN, find_unseen
 from attemper.capture.using import callers, configs, multihead
 from attemper.capture.using.notes import Kept, Notes, Replaced
 from attemper.errors import ArgumentError, UnsupportedError
-from attemper.ops import IMPLEMENTATIONS
+from attemper.ops import check_name
 
 _MARK = "_attemper_use"  # on the model: its Use
 _PART = "_attemper_notes"  # on every module of it: the notes, which do not know the model, so that a copy of a part is no more
@@ -47,21 +47,12 @@ def use(model: nn.Module, *, impl: str = "auto") -> "Use":
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
-    _check(impl)
+    check_name(impl)
     for name, module in model.named_modules():
         if _PART in module.__dict__:
             what = f"its part {name!r}" if name else "it"
             raise UnsupportedError(f"model: {what} is in use; undo() what use() returned for it (Use.of(model) finds that) first")
     return Use(model, impl)
-
-
-def _check(impl: str) -> None:
-    here = {each.name: each.kernel is not None for each in IMPLEMENTATIONS}
-    if impl == "auto" or here.get(impl):
-        return
-    if impl not in here:
-        raise ArgumentError("impl", repr(impl), f"one of 'auto', {', '.join(map(repr, here))}")
-    raise UnsupportedError(f"impl: {impl!r} is not available here; {', '.join(repr(name) for name in here if here[name])} are")
 
 
 class Use:

@@ -177,7 +177,7 @@ def test_latent_attention_leaves_the_shared_rotary_key_alone() -> None:
 def test_nothing_over_the_threshold_changes_nothing() -> None:
     model, _ = made("gpt2")
     before = {key: weight.clone() for key, weight in model.state_dict().items()}
-    report = qk_clip_(model, {"transformer.h.1.attn": torch.tensor([3.0, 0.0, 100.0, 7.0])}, 100.0)
+    report = qk_clip_(model, {"transformer.h.1.attn": torch.tensor([-3.0, 0.0, 100.0, 7.0])}, 100.0)
     assert (report.clips, report.edits) == ((), ())
     assert str(report) == "nothing to clip: no head is over the threshold"
     assert all(torch.equal(weight, before[key]) for key, weight in model.state_dict().items())
@@ -206,10 +206,6 @@ def test_what_cannot_be_clipped_raises_and_leaves_every_bit() -> None:
         qk_clip_(model, {first: over, "transformer.h.9.attn": over})
     with pytest.raises(ArgumentError, match=r"max_logits: got Tensor; expected a dict of module names"):
         qk_clip_(model, over)  # pyrefly: ignore
-    with pytest.raises(
-        ArgumentError, match=r"max_logits\['transformer.h.0.attn'\]: got \[.*-160.0.*\]; expected numbers from 0 on"
-    ):
-        qk_clip_(model, {first: torch.tensor([1.0, -160.0, 1.0, 1.0])})
     with pytest.raises(ArgumentError, match=r"model: got NoneType; expected a torch.nn.Module"):
         qk_clip_(None, {first: over})  # pyrefly: ignore
     assert all(torch.equal(weight, before[key]) for key, weight in model.state_dict().items())

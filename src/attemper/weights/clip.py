@@ -82,9 +82,8 @@ def qk_clip_(
         Which heads were clipped and by what.
 
     Raises:
-        ArgumentError: threshold is not above 0, a maximum is NaN, infinite or below 0, a tensor is not [heads], a name is no
-            attention module. UnsupportedError: a layout is unknown, or on="both" where k cannot be scaled alone. Nothing was
-            changed then.
+        ArgumentError: threshold is not above 0, a maximum is NaN or infinite, a tensor is not [heads], a name is no attention
+            module. UnsupportedError: a layout is unknown, or on="both" where k cannot be scaled alone. Nothing was changed then.
 
     Source: Kimi Team 2025 (Kimi K2, arXiv 2507.20534), section 2.1, with threshold 100; there each step of MuonClip clips so.
     """
@@ -116,9 +115,6 @@ def _maxima(name: str, given: Tensor, projections: Projections) -> Tensor:
     maxima = given.detach().to("cpu", torch.float64)
     if not bool(maxima.isfinite().all()):
         raise ArgumentError(f"max_logits[{name!r}]", maxima.tolist(), "finite numbers: what overflowed cannot be clipped back")
-    if bool((maxima < 0).any()):
-        expected = "numbers from 0 on: the largest |scale·product|, which counts products below 0 too"
-        raise ArgumentError(f"max_logits[{name!r}]", maxima.tolist(), expected)
     return maxima
 
 
@@ -136,7 +132,7 @@ def _factors(maxima: Tensor, threshold: float, projections: Projections, on: str
     if on == "both" and projections.key is not None:
         count = min(count, projections.key.count)
     largest = maxima.view(count, -1).amax(1)
-    # Divided only where it is over: a maximum of 0 is under every threshold.
+    # Divided only where it is over: a maximum of 0 or below is under every threshold.
     factors = torch.where(largest > threshold, threshold / largest.clamp_min(threshold), 1.0)
     return factors, [head * count // projections.heads for head in range(projections.heads)]
 

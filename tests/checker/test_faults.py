@@ -307,6 +307,16 @@ class TestPadding:
         model.embeddings.register_forward_hook(lambda _module, _args, output: output + output.roll(-1, dims=1))
         assert "ATT403" not in codes(attemper.check(model))
 
+    def test_an_encoder_of_an_encoder_decoder_that_ignores_its_mask(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Its tokens are embedded by a module of the encoder's own; the model's holds the weights that both sides share.
+        from transformers.models.bart import modeling_bart
+
+        model, inputs = build("bart")
+        assert "ATT403" not in codes(attemper.check(model, dict(inputs)))
+        monkeypatch.setattr(modeling_bart, "create_bidirectional_mask", lambda **_rest: None)
+        (finding,) = found(attemper.check(model, dict(inputs)), "ATT403")
+        assert finding.module == "model.encoder.layers.0.self_attn"
+
     def test_one_that_heeds_it_is_clean(self) -> None:
         report = attemper.check(checkpoints.bert())
         assert report.inputs.startswith("random token ids")

@@ -83,7 +83,7 @@ def padding(
     subject: Subject, inputs: Inputs, outputs: Outputs, evidence: Evidence, padding: Tensor | None, run: Run
 ) -> Leak | None:
     """Change what is embedded at padded positions; None where nothing is padded, or no attention call shows padded keys."""
-    embed = embedding(subject.model)
+    embed = _reading(subject.model, inputs)
     if padding is None or bool(padding.all()) or outputs.hidden is None or embed is None:
         return None
     if not any(call.sees_padding for call in evidence.calls) or hasattr(subject.config, "expert_capacity"):
@@ -183,6 +183,16 @@ def _leak(moved: Tensor, counts: Tensor, before: Tensor, changed: int, limits: T
     beyond = shown > allowed
     first = int(beyond.any(0).int().argmax()) if bool(beyond.any()) else -1
     return Leak(float(shown.max()), allowed, int(beyond.sum()), first, changed)
+
+
+def _reading(model: nn.Module, inputs: Inputs) -> nn.Module | None:
+    """What embeds the tokens that the inputs' mask is about: in an encoder-decoder the encoder's own, where it has one.
+
+    The model's may be there for its weights alone, shared with the encoder's and the decoder's, and never run.
+    """
+    inner = getattr(model, "get_encoder", None)
+    encoder = inner() if callable(inner) and "decoder_input_ids" in inputs.kwargs else None
+    return (embedding(encoder) if isinstance(encoder, nn.Module) else None) or embedding(model)
 
 
 def embedding(model: nn.Module) -> nn.Module | None:

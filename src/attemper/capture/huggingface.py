@@ -19,6 +19,7 @@ from torch import Tensor
 
 from attemper.capture.functional import crosses
 from attemper.capture.interface import Form, arguments, asked, form_of, indescribable, kind_of
+from attemper.capture.record import Written
 from attemper.capture.recorder import Recorder
 
 # Functions of our own that are registered there: they call `attemper.attention`, which tells of its calls itself.
@@ -88,6 +89,8 @@ def _tell(recorder: Recorder, form: Form, given: dict[str, Any], output: Any) ->
         dropout_p=call.dropout_p,
         self_attention=not cross,
         output=_output(output, (*call.query.shape[:3], call.value.shape[3])),
+        # The eager functions of transformers multiply the product: softmax(q @ k.mT * scaling).
+        written=Written(call.query.dtype, scaled_first=False) if form.kind == "eager" else None,
     )
 
 

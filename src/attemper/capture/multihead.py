@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attemper.capture.record import Written
 from attemper.capture.recorder import Recorder
 
 _FORWARD = inspect.signature(nn.MultiheadAttention.forward)
@@ -151,6 +152,8 @@ def tell_functional(recorder: Recorder, module: nn.Module | None, given: dict[st
         scale=1 / math.sqrt(q.shape[-1]),
         dropout_p=given.get("dropout_p", 0.0) if given.get("training", True) else 0.0,
         self_attention=attending_itself,
+        # Where weights are asked for, torch scales q and writes the product down; else it is scaled_dot_product_attention.
+        written=Written(q.dtype, scaled_first=True) if given.get("need_weights", True) else None,
     )
 
 

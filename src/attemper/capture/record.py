@@ -6,6 +6,7 @@ are not copies: what the model writes over afterwards (a preallocated cache) cha
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,18 @@ from attemper.ops import row_stats, without_autocast
 from attemper.stats import RowStats
 
 HIDDEN = -1e4  # older models write this into their masks instead of the most negative number
+
+
+class Written(NamedTuple):
+    """In which order code that writes its logits down computes them.
+
+    Attributes:
+        product: dtype of the product q·k as it is written down.
+        scaled_first: whether the scale is in it already (on q or k, or within the product as in baddbmm).
+    """
+
+    product: torch.dtype
+    scaled_first: bool
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,7 @@ class AttentionCall:
             they differ from this record by more than rounding. Then the record is wrong, and the capture names it as unseen.
         query_origin, key_origin: how q and k relate to their projections, where the capture follows them; or None.
         output: [batch, heads, queries, d_v], what the call itself returned, where the seam sees it; or None.
+        written: the order of operations of code that writes its logits down; None for kernels, which keep them in float32.
     """
 
     module: str
@@ -61,6 +75,7 @@ class AttentionCall:
     query_origin: Origin | None = None
     key_origin: Origin | None = None
     output: Tensor | None = None
+    written: Written | None = None
 
     @property
     def query_factor(self) -> float | None:

@@ -13,6 +13,7 @@ from attemper.capture.axes import Axes, Group
 from attemper.capture.chains import Chain
 from attemper.capture.functional import crosses
 from attemper.capture.products import Factors
+from attemper.capture.record import Written
 from attemper.capture.recorder import Recorder
 from attemper.ops import without_autocast
 
@@ -89,9 +90,16 @@ def tell_with_values(recorder: Recorder, weights: Weights, factors: Factors, pla
             self_attention=not crosses(recorder, name),
             mismatch=mismatch,
             doubt=_DOUBT,
+            written=_written(chain),
         )
     recorder.covered |= {attending.module, chain.module}
     return True
+
+
+def _written(chain: Chain) -> Written:
+    """A factor within baddbmm is applied before the product is rounded; any later one after it."""
+    later = chain.steps if chain.product.factor == 1 else chain.steps[1:]
+    return Written(chain.multiplied, not any(step.kind in ("multiply", "divide") for step in later))
 
 
 def _axes_of_values(

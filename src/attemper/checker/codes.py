@@ -80,8 +80,9 @@ RULES: tuple[Rule, ...] = (
         summary="A raw product q.k passes the largest finite float16 number.",
         why=(
             "Code that writes the product down in float16 before it applies the scale (eager attention) gets infinity and "
-            "then NaN. Fused kernels that accumulate in float32 do not. An error when float16 is the dtype that was asked "
-            "for, a warning otherwise."
+            "then NaN. Fused kernels that accumulate in float32 do not. The orders are run on rows of the captured q, k and "
+            "v, and the finding says which hold. An error where float16 is the dtype that was asked for and the model's own "
+            "code breaks in it, a warning otherwise."
         ),
         remedy=(
             "Multiply the query by the scale before the product, keep the product in float32 or bfloat16, or clip the "
@@ -143,6 +144,51 @@ RULES: tuple[Rule, ...] = (
         measured="The largest finite activation outside attention weights and logits, against 65504.",
         ignore_when="The model never runs in float16.",
         example="attemper.examples.faults:large_activation",
+    ),
+    Rule(
+        code="ATT205",
+        name="logits-round-away",
+        severity=Severity.WARNING,
+        summary="Logits written down in 16 bits are so coarse that attention weights go to other keys.",
+        why=(
+            "Near a logit of 100 the steps of bfloat16 are 0.5 and those of float16 0.06: differences between keys that are "
+            "smaller than that are lost, also where the softmax itself runs in float32. Orders of operations are run in "
+            "both dtypes on rows of the captured q, k and v and held against float64. A warning where the dtype and the "
+            "order are those that the model really uses, a description otherwise."
+        ),
+        remedy=(
+            "Use a fused kernel, or keep the product, the scale and the softmax in float32 and round the weights only. If "
+            "the logits are mostly an offset common to the row, remove it (the direction that all keys share)."
+        ),
+        source="measured against float64; steps of float16 and bfloat16: IEEE 754 and their 11 and 8 bits of precision",
+        measured=(
+            "The largest total variation between a row's weights and those of float64, among the rows that were run, against "
+            "the threshold weight-error."
+        ),
+        ignore_when="The model never writes its logits down in 16 bits: only fused kernels run it.",
+        example="attemper.examples.faults:coarse_logits",
+    ),
+    Rule(
+        code="ATT206",
+        name="float8-range",
+        severity=Severity.INFO,
+        summary="Attention with q, k and v in float8 would lose numbers or attention weight.",
+        why=(
+            "float8_e4m3fn ends at 448 and has 4 bits of precision, float8_e5m2 ends at 57344 and has 3. q, k, v and the "
+            "weights of some rows are really rounded to both, as they are and with each tensor scaled to the range, and the "
+            "result is held against float64."
+        ),
+        remedy=(
+            "Keep attention of these layers in 16 bits. If only the range is short, scale each tensor by its largest number; "
+            "if one channel holds it, rotate q and k by the same orthogonal matrix first or scale by block."
+        ),
+        source="float8 formats: arXiv 2209.05433; per-block scales and rotation: arXiv 2407.08608 section 3.3",
+        measured=(
+            "The largest total variation between a row's weights and those of float64, in the better of the two formats with "
+            "scaled tensors, against the threshold float8-error."
+        ),
+        ignore_when="The model never runs in float8.",
+        example="attemper.examples.faults:float8_range",
     ),
     Rule(
         code="ATT301",

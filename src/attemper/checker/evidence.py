@@ -10,7 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from attemper.capture import Written
 from attemper.checker.thresholds import DEFAULTS, Thresholds
+from attemper.report import OrderFigures
 from attemper.stats import HeadStats
 
 
@@ -51,6 +53,7 @@ class CallEvidence:
         real_rows: how many real queries there are for each head.
         sink: the strongest key of the rows.
         scaling: what `scale.measure_call` returned.
+        written: as in the call; orders: what orders of operations do to a few of its rows, in each narrow dtype.
     """
 
     module: str
@@ -74,6 +77,8 @@ class CallEvidence:
     real_rows: int
     sink: KeyShare
     scaling: Any = None
+    written: Written | None = None
+    orders: tuple[OrderFigures, ...] = ()
 
     @property
     def heads(self) -> int:

@@ -1,4 +1,4 @@
-"""Range: what overflows float16, what is not finite, which logits are large, and whether attention is to blame (ATT2xx)."""
+"""Range: what overflows float16, what is not finite, which logits are large, and whether attention is to blame."""
 
 import math
 from collections.abc import Iterator
@@ -8,6 +8,8 @@ from torch import Tensor
 
 from attemper.checker.evidence import CallEvidence, Evidence
 from attemper.checker.findings import finding, heads_in_words
+from attemper.checker.narrow import of, outcomes
+from attemper.checker.orders import EAGER, FUSED, SCALE_FIRST, own_order
 from attemper.checker.thresholds import Thresholds
 from attemper.report import Finding, Severity
 
@@ -26,7 +28,8 @@ def range_findings(evidence: Evidence) -> Iterator[Finding]:
         place = "in attention" if _in_attention(module, evidence) else "not in attention"
         yield finding(
             "ATT204",
-            f"an activation reaches {largest:.4g}, first in {module or 'the model itself'} ({place}); float16 ends at 65504.",
+            f"an activation reaches {largest:.4g}, first in {module or 'the model itself'} ({place}); float16 ends at 65504."
+            + ("" if _in_attention(module, evidence) else _attention_in_float16(evidence)),
             cost="None in the dtype measured; float16 would have infinity there, whatever headroom the attention logits have.",
             module=module,
             measured=largest,
@@ -34,24 +37,55 @@ def range_findings(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+_CLIP = "keep the product in float32 or bfloat16, or clip the projections (QK-clip)."
+_REMEDIES = {
+    (SCALE_FIRST, FUSED): f"Multiply the query by the scale before the product, use a fused kernel, {_CLIP}",
+    (FUSED,): f"Scaling first is not enough here: use a fused kernel, {_CLIP}",
+    (SCALE_FIRST,): f"Multiply the query by the scale before the product, {_CLIP}",
+    (): f"Neither scaling first nor a fused kernel is enough in float16: {_CLIP}",
+}
+
+
+def _breaks(call: CallEvidence, order: str, heads: list[int]) -> bool:
+    run = of(call, "float16", order)
+    return run is not None and any(run.broken_rows[head] for head in heads)
+
+
+def _attention_in_float16(evidence: Evidence) -> str:
+    """Whether attention itself would hold in float16, for a fault that is not its own."""
+    headroom = _headroom(evidence)
+    runs = [each for call in evidence.calls for each in call.orders if each.dtype == "float16"]
+    if not 1 < headroom < math.inf or not runs:
+        return ""
+    broken = sorted({each.order for each in runs if any(each.broken_rows)})
+    held = f"{' and '.join(broken)} in float16 would not hold" if broken else "every order of operations holds in float16"
+    return f" In attention q·k has {headroom:.3g} times headroom, and of the rows that were run {held}."
+
+
+def _headroom(evidence: Evidence) -> float:
+    return min((float(call.stats.headroom(torch.float16).min()) for call in evidence.calls), default=math.inf)
+
+
 def _overflow(call: CallEvidence, dtype: str) -> Iterator[Finding]:
     products = call.stats.product_absmax
     heads = _where(products > LARGEST_FLOAT16)
     if not heads:
         return
-    happens = dtype == "float16"
+    own = own_order(call.written, dtype)
+    happens = dtype == "float16" and (own == EAGER or _breaks(call, own, heads))
+    safe = tuple(order for order in (SCALE_FIRST, FUSED) if not _breaks(call, order, heads))
     worst = float(products[heads].max())
     yield finding(
         "ATT201",
         f"{heads_in_words(heads)}: the raw product q·k reaches {worst:.4g}, {worst / LARGEST_FLOAT16:.3g} times the largest "
-        f"float16 "
-        f"number, before the scale is applied.",
+        f"float16 number, before the scale is applied. {outcomes(call, 'float16', heads)}",
         severity=Severity.ERROR if happens else Severity.WARNING,
         cost=(
-            "Eager attention in float16 writes infinity and then NaN; a fused kernel that accumulates in float32 does not."
+            f"The model's code does this ({own}): its rows are NaN."
             if happens
-            else "None in the dtype measured; eager attention in float16 would write infinity and then NaN."
+            else f"None as it runs now ({own} in {dtype}); eager attention in float16 would write infinity and then NaN."
         ),
+        remedy=_REMEDIES[safe],
         module=call.module,
         call=call.call,
         heads=heads,
@@ -112,7 +146,7 @@ def _not_finite(evidence: Evidence) -> Finding:
     if inside:
         parts.append("this is attention")
     else:
-        headroom = min((float(call.stats.headroom(torch.float16).min()) for call in evidence.calls), default=math.inf)
+        headroom = _headroom(evidence)
         room = (
             f" (where products were finite, they have {headroom:.3g} times headroom in float16)"
             if 1 < headroom < math.inf

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attemper.capture.record import AttentionCall
 from attemper.checker.evidence import CallEvidence, KeyShare
+from attemper.checker.orders import Measured, read_orders, run_orders
 from attemper.checker.scale import measure_call
 from attemper.checker.visibility import is_self_attention, sees_future, sees_padding
 from attemper.stats import HeadStats
@@ -18,11 +19,11 @@ class Reduced:
     """One call, reduced: nothing of the size of q or k, every figure still on its device.
 
     Attributes:
-        place: module, call, order, seam, queries, keys, head_dim, kv_heads, softcap and self_attention of the call.
+        place: module, call, order, seam, queries, keys, head_dim, kv_heads, softcap, self_attention and written of the call.
         stats, scaling: as in `CallEvidence`; scale: the call's own.
         figures: the tensors of `CallEvidence` by name.
         sink: [heads] tensors and the number of rows they are over.
-        mismatch: of the call.
+        mismatch: of the call; orders: what orders of operations do to it.
     """
 
     place: dict[str, Any]
@@ -32,6 +33,7 @@ class Reduced:
     figures: dict[str, Tensor]
     sink: dict[str, Tensor]
     mismatch: Tensor | None
+    orders: Measured | None
 
     @property
     def holds(self) -> bool:
@@ -76,10 +78,13 @@ def reduce_call(call: AttentionCall, padding: Tensor | None) -> Reduced:
         "kv_heads": call.key.shape[-3],
         "softcap": call.softcap,
         "self_attention": is_self_attention(call),
+        "written": call.written,
     }
     first = real.int().argmax(-1) if is_self_attention(call) else real.new_zeros(batch, dtype=torch.int64)
     sink = _strongest_keys(rows.argmax, rows.peak(), counted & (rows.count > 1), keys, first)
-    return Reduced(place, HeadStats.from_rows(rows, shown), call.scale, measure_call(call), figures, sink, call.mismatch)
+    statistics, scaling = HeadStats.from_rows(rows, shown), measure_call(call)
+    orders = run_orders(call, rows, counted) if keys and queries else None
+    return Reduced(place, statistics, call.scale, scaling, figures, sink, call.mismatch, orders)
 
 
 def read_back(reduced: Reduced, *, in_causal_part: bool) -> CallEvidence:
@@ -101,6 +106,7 @@ def read_back(reduced: Reduced, *, in_causal_part: bool) -> CallEvidence:
         real_rows=int(figures["real_rows"]),
         sink=KeyShare(sink["key"], sink["rows"] / total, sink["weight"].double() / total, sink["at_start"]),
         scaling=reduced.scaling,
+        orders=() if reduced.orders is None else read_orders(reduced.orders),
     )
 
 

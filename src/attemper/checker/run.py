@@ -8,14 +8,16 @@ from torch import Tensor, nn
 
 from attemper.capture import Unseen
 from attemper.checker.budget import size
-from attemper.checker.evidence import Evidence
+from attemper.checker.evidence import CallEvidence, Evidence
 from attemper.checker.health import health_findings
 from attemper.checker.inputs import Inputs, prepare
 from attemper.checker.load import Subject, load
 from attemper.checker.masks import mask_findings
 from attemper.checker.measure import measure
+from attemper.checker.narrow import narrow_findings
 from attemper.checker.numeric_range import range_findings
 from attemper.checker.options import Options, Progress, one_line
+from attemper.checker.orders import own_order
 from attemper.checker.probes import embedding
 from attemper.checker.scale import effective, scale_findings
 from attemper.checker.selection import Codes, Selection
@@ -23,7 +25,13 @@ from attemper.checker.thresholds import THRESHOLDS, Thresholds
 from attemper.errors import LoadError
 from attemper.report import Finding, LayerRow, Report
 
-_RULES: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (scale_findings, range_findings, health_findings, mask_findings)
+_RULES: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
+    scale_findings,
+    range_findings,
+    narrow_findings,
+    health_findings,
+    mask_findings,
+)
 
 
 def check(
@@ -102,13 +110,17 @@ def judge(subject: Subject, arguments: Inputs, evidence: Evidence, unseen: tuple
         model=subject.name,
         inputs=arguments.description,
         dtype=evidence.dtype,
-        rows=tuple(
-            LayerRow(c.module, c.call, c.seam, c.stats, effective(evidence.model, evidence.config, c)) for c in evidence.calls
-        ),
+        rows=tuple(_row(evidence, call) for call in evidence.calls),
         findings=findings,
         unseen=tuple((each.module, each.reason) for each in unseen),
         notes=(*subject.notes, *arguments.notes, *_notes(evidence), *_unusual(selection, evidence.thresholds, subject)),
     )
+
+
+def _row(evidence: Evidence, call: CallEvidence) -> LayerRow:
+    scale = effective(evidence.model, evidence.config, call)
+    own = own_order(call.written, evidence.dtype) if call.orders else ""
+    return LayerRow(call.module, call.call, call.seam, call.stats, scale, own, call.orders)
 
 
 def _refuse_random_attention(subject: Subject, evidence: Evidence) -> None:

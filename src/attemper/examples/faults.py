@@ -147,6 +147,23 @@ def large_activation() -> Model:
     return _model(kind=_WithLargeActivation)
 
 
+class _CoarseLogits(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        key = key + torch.tensor([60.0] + [0.0] * (WIDTH - 1)).to(key)  # a direction that all keys share
+        query = query * 2 + torch.tensor([20.0] + [0.0] * (WIDTH - 1)).to(query)
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def coarse_logits() -> Model:
+    """ATT205: logits near 400, nearly all of it common to the row; in 16 bits what is left has steps of 2."""
+    return _model(_CoarseLogits)
+
+
+def float8_range() -> Model:
+    """ATT206: projections that have grown beyond what three bits of a number can tell apart."""
+    return _grown(20.0)
+
+
 def saturated_head() -> Model:
     """ATT301: each token finds itself and nothing else."""
     return _grown(40.0)

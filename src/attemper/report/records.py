@@ -8,6 +8,7 @@ from enum import StrEnum
 import torch
 
 from attemper.errors import ArgumentError
+from attemper.report.orders import OrderFigures
 from attemper.stats import HeadStats
 
 
@@ -55,13 +56,22 @@ class Finding:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One attention call in the table: its statistics per head and its scale (None where it differs by head or position)."""
+    """One attention call in the table.
+
+    Attributes:
+        module, call, seam: where it is and how it was seen.
+        stats: per head; scale: None where it differs by head or position.
+        own_order: the order of operations that the model's code uses, "" where nothing was run in other dtypes.
+        orders: what each order does to a few rows, in each dtype.
+    """
 
     module: str
     call: int
     seam: str
     stats: HeadStats
     scale: float | None
+    own_order: str = ""
+    orders: tuple[OrderFigures, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""A report as JSON, version 1. The same as a JSON Schema: report.schema.json beside this file.
+"""A report as JSON, version 2. The same as a JSON Schema: report.schema.json beside this file.
 
-    schema     1; a reader refuses another number
+    schema     2; a reader refuses another number
     model      what was checked; inputs: on what; dtype: what was computed in (strings)
     counts     {"error": n, "warning": n, "info": n}
     totals     the figures of `Totals`, over all heads of all calls
@@ -10,7 +10,9 @@
                      product_absmax,
                    mean_normalized_entropy, mean_gain, mean_peak, saturated_share, headroom_float16, rows, empty_rows,
                    nonfinite_rows;
-                 stats: the mergeable record, as `HeadStats.to_dict` writes it
+                 stats: the mergeable record, as `HeadStats.to_dict` writes it;
+                 own_order: the order of operations that the model's code uses; orders: what each order does in each narrow
+                   dtype, as `OrderFigures.to_dict` writes it
     findings   code, severity, module, call, heads, measured, threshold, message, source, cost, remedy, as in `Finding`
     suppressed findings that a baseline names, in the same form; counts leaves them out
     unseen     objects with module and reason
@@ -19,17 +21,18 @@
 Infinities are the strings "inf" and "-inf", what is not a number is null: the file is JSON to every parser.
 """
 
-import math
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from attemper.errors import ArgumentError
+from attemper.report.numbers import from_json, to_json
+from attemper.report.orders import OrderFigures
 from attemper.report.records import Finding, LayerRow, Outcome, Severity
 from attemper.stats import HeadStats
 
-SCHEMA = 1
+SCHEMA = 2
 _SUMMARY = (
     "max", "centred_max", "product_absmax", "mean_normalized_entropy", "mean_gain", "mean_peak", "saturated_share",
     "rows", "empty_rows", "nonfinite_rows",
@@ -64,7 +67,15 @@ def outcome_fields(data: dict[str, Any]) -> dict[str, Any]:
         raise ArgumentError("data", f"schema {given!r}", f"a report of schema {SCHEMA}")
     try:
         rows = tuple(
-            LayerRow(each["module"], each["call"], each["seam"], HeadStats.from_dict(each["stats"]), from_json(each["scale"]))
+            LayerRow(
+                each["module"],
+                each["call"],
+                each["seam"],
+                HeadStats.from_dict(each["stats"]),
+                from_json(each["scale"]),
+                each["own_order"],
+                tuple(OrderFigures.from_dict(order) for order in each["orders"]),
+            )
             for each in data["layers"]
         )
         findings = tuple(_read_finding(each) for each in data["findings"])
@@ -84,18 +95,6 @@ def outcome_fields(data: dict[str, Any]) -> dict[str, Any]:
         raise ArgumentError("data", f"a report with a fault ({error!r})", "what Report.to_dict returned") from error
 
 
-def to_json(value: Any) -> Any:
-    """Numbers as JSON has them: "inf" and "-inf" as strings, not-a-number as null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value
-
-
-def from_json(value: Any) -> Any:
-    """The number that `to_json` wrote; None stays None."""
-    return float(value) if isinstance(value, str) else value
-
-
 def _layer(row: LayerRow) -> dict[str, Any]:
     figures = {name: getattr(row.stats, name) for name in _SUMMARY}
     figures["headroom_float16"] = row.stats.headroom(torch.float16)
@@ -107,6 +106,8 @@ def _layer(row: LayerRow) -> dict[str, Any]:
         "scale": to_json(row.scale),
         "summary": summary,
         "stats": row.stats.to_dict(),
+        "own_order": row.own_order,
+        "orders": [order.to_dict() for order in row.orders],
     }
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from attemper.report import Finding, LayerRow, Report, Severity
+from attemper.report import Finding, LayerRow, OrderFigures, Report, Severity
 from attemper.stats import HeadStats, RowStats
 
 HOSTILE = "layers.\x1b]0;title\x07\x1b[2J.\u202e\u200bgpj[bold red]\n\r\x9b31m.attention"
@@ -14,6 +14,15 @@ HOSTILE = "layers.\x1b]0;title\x07\x1b[2J.\u202e\u200bgpj[bold red]\n\r\x9b31m.a
 def stats(seed: int, heads: int = 3, factor: float = 1.0) -> HeadStats:
     logits = torch.randn(2, heads, 7, 11, generator=torch.Generator().manual_seed(seed)) * factor
     return HeadStats.from_rows(RowStats.from_logits(logits))
+
+
+def orders(seed: int) -> tuple[OrderFigures, ...]:
+    """Two orders of three heads; in the first, one head is broken."""
+    counts = [(head, seed, 0) for head in range(7)]
+    return (
+        OrderFigures("float16", "eager", *counts, (0.0, 0.125, 0.5), (0.25, 0.0625, 1.0), (0.75, 0.5, math.inf)),
+        OrderFigures("float8_e5m2", "float8-amax", *counts, (0.0,) * 3, (0.12345678, 0.0, 1e-9), (0.0, 1 / 3, 0.0)),
+    )
 
 
 def finding(code: str = "ATT301", severity: Severity = Severity.WARNING, **changes: object) -> Finding:
@@ -34,7 +43,7 @@ def finding(code: str = "ATT301", severity: Severity = Severity.WARNING, **chang
 
 
 def report(*findings: Finding, layers: int = 3, **changes: object) -> Report:
-    rows = tuple(LayerRow(f"layers.{i}.attention", 0, "sdpa", stats(i), 0.125) for i in range(layers))
+    rows = tuple(LayerRow(f"layers.{i}.attention", 0, "sdpa", stats(i), 0.125, "eager", orders(i)) for i in range(layers))
     return Report(
         **{"model": "a model", "inputs": "some inputs", "dtype": "float32", "rows": rows, "findings": findings} | changes
     )

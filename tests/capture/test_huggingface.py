@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attemper.capture import AttentionCall, capture
+from attemper.capture import AttentionCall, Written, capture
 from tests.capture.architectures import TOKENS, build
 from tests.capture.watching import agrees, logged_results, same
 
@@ -61,7 +61,26 @@ def test_two_towers_with_an_implementation_each() -> None:
 def test_sixteen_bits(dtype: torch.dtype, attn: str) -> None:
     for name in ("llama", "t5", "gpt2"):
         model, inputs = build(name, attn=attn)
-        assert {call.query.dtype for call in run(model.to(dtype), inputs)} == {dtype}
+        calls = run(model.to(dtype), inputs)
+        assert {call.query.dtype for call in calls} == {dtype}
+        assert {call.written for call in calls} == {Written(dtype, scaled_first=False) if attn == "eager" else None}
+
+
+def test_an_eager_function_that_multiplies_in_float32() -> None:
+    from transformers.modeling_utils import AttentionInterface
+
+    def eager(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any) -> tuple[Tensor, None]:
+        key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
+        weights = (query.float() @ key.float().mT * scaling).softmax(-1).to(query.dtype)
+        return (weights @ value).transpose(1, 2), None
+
+    AttentionInterface.register("eager_in_float32", eager)
+    try:
+        model, inputs = build("llama", attn="eager_in_float32")
+        calls = run(model.bfloat16(), inputs)
+    finally:
+        del AttentionInterface._global_mapping["eager_in_float32"]
+    assert {call.written for call in calls} == {Written(torch.float32, scaled_first=False)}
 
 
 @pytest.mark.parametrize("attn", ["sdpa", "eager"])

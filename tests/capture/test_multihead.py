@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attemper.capture import AttentionCall, capture
+from attemper.capture import AttentionCall, Written, capture
 from tests.capture.watching import recompute, same
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage", "ignore:.*enable_nested_tensor is True")
@@ -72,6 +72,7 @@ def test_cross_attention(kind: str, options: dict[str, Any], training: bool, nee
         (output, _), (call,) = captured(module, *given, **settings)
         assert (call.module, call.call, call.seam, call.is_causal) == ("", 0, "multihead", False)
         assert call.query.shape == (BATCH, HEADS, QUERIES, WIDTH // HEADS)
+        assert call.written == (Written(torch.float32, scaled_first=True) if need_weights else None)
         assert call.dropout_p == (0.25 if training else 0.0)
         assert not call.self_attention
         if not training:

@@ -40,6 +40,10 @@ def test_a_rule_that_speaks_of_a_threshold_has_one() -> None:
     [
         ("large_logits", "ATT202", "large-logit", 311.0, True),
         ("large_logits", "ATT202", "large-logit", 312.0, False),
+        ("coarse_logits", "ATT205", "sixteen-bit-error", 0.4, True),
+        ("coarse_logits", "ATT205", "sixteen-bit-error", 0.6, False),
+        ("float8_range", "ATT206", "eight-bit-error", 0.4, True),
+        ("float8_range", "ATT206", "eight-bit-error", 0.55, False),
         ("saturated_head", "ATT301", "saturated-share", 0.99, True),
         ("large_logits", "ATT301", "saturated-share", 0.9, False),
         ("large_logits", "ATT301", "fewest-rows", 57, False),

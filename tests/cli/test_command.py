@@ -115,7 +115,7 @@ class TestCheck:
         code, out, err = run(capsys, "check", str(llama_folder), "--output-format", "json")
         assert (code, err, out.count("\n")) == (0, "", 1)
         data = json.loads(out, parse_constant=lambda word: pytest.fail(f"not JSON: {word}"))
-        assert data["schema"] == 1
+        assert data["schema"] == 2
         assert [layer["module"] for layer in data["layers"]] == [f"model.layers.{i}.self_attn" for i in range(3)]
         assert Report.from_dict(data).to_dict() == data
 

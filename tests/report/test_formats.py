@@ -39,7 +39,7 @@ class TestJson:
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            ({"schema": 2}, "1 was expected"),
+            ({"schema": 1}, "2 was expected"),
             ({"extra": 1}, "'extra' was unexpected"),
             ({"dtype": None}, "None is not of type 'string'"),
             ({"counts": {"error": -1, "warning": 0, "info": 0}}, "-1 is less than the minimum"),

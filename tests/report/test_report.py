@@ -85,10 +85,13 @@ class TestJson:
         assert again.findings == self.whole().findings
         assert again.unseen == self.whole().unseen
         assert torch.equal(again.rows[1].stats.max, self.whole().rows[1].stats.max)
+        assert again.rows[1].own_order == "eager"
+        assert again.rows[1].orders[0] == self.whole().rows[1].orders[0]
+        assert again.rows[1].orders[1].weight_error == (0.1235, 0.0, 1e-9)  # four digits of what is measured
 
     def test_what_stands_in_it(self) -> None:
         data = self.whole().to_dict()
-        assert data["schema"] == 1
+        assert data["schema"] == 2
         assert data["counts"] == {"error": 1, "warning": 2, "info": 0}
         assert data["findings"][2]["measured"] == "inf"
         assert data["findings"][1]["measured"] is None
@@ -97,7 +100,7 @@ class TestJson:
         assert layer["summary"]["max"] == self.whole().rows[1].stats.max.tolist()
         assert all(len(values) == 3 for values in layer["summary"].values())
 
-    @pytest.mark.parametrize("data", [{}, {"schema": 2}, [], {"schema": 1}, {"schema": 1, "layers": [{}]}])
+    @pytest.mark.parametrize("data", [{}, {"schema": 1}, [], {"schema": 2}, {"schema": 2, "layers": [{}]}])
     def test_what_it_is_not(self, data: object) -> None:
         with pytest.raises(ArgumentError, match="data: got"):
             Report.from_dict(data)  # pyrefly: ignore

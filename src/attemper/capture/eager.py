@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from attemper.capture.arrangement import arranged
 from attemper.capture.chains import Call, Chain, Lost, axes_after, dropout_of, followed, is_reference, is_understood
 from attemper.capture.flex import tell_of_operator
-from attemper.capture.products import factors_of, product_of
+from attemper.capture.products import PRODUCTS, factors_of, product_of
 from attemper.capture.recorder import Recorder
 from attemper.capture.weights import Attending, Weights, tell_with_values
 
-_PRODUCTS = ("matmul", "__rmatmul__", "bmm", "baddbmm", "einsum")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_attn_heads")
 _WITHOUT_VALUES = (
     "it computes its attention in its own code: a softmax over logits ran, and no product of its weights with values"
@@ -56,7 +55,7 @@ class EagerSeam:
         if name == "softmax":
             self._softmax(args, kwargs, output)
             return
-        if name in _PRODUCTS and isinstance(output, Tensor) and self._product(name, args, kwargs, output):
+        if name in PRODUCTS and isinstance(output, Tensor) and self._product(name, args, kwargs, output):
             return
         if self._known:
             self._step(name, args, kwargs, args[0] if name == "__setitem__" else output, in_place or name == "__setitem__")

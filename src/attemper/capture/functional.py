@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from attemper.capture.multihead import tell_functional
+from attemper.capture.products import PRODUCTS
 from attemper.capture.recorder import Recorder
 
 SDPA = {
@@ -58,6 +59,8 @@ class FunctionalSeam(TorchFunctionMode):
         output = func(*args, **kwargs)
         if self.recorder.listening:
             self._notice(func, args, kwargs, output)
+        elif self.recorder.products is not None and getattr(func, "__name__", "") in PRODUCTS:
+            self.recorder.products.append(output.dtype)
         return output
 
     def _notice(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

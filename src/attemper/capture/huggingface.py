@@ -59,14 +59,18 @@ def _call(recorder: Recorder, form: Form, function: Callable[..., Any], *args: A
     if reason is not None:
         recorder.refuse(recorder.name_of(given.get("module")), reason)
         return function(*args, **kwargs)
-    with recorder.quiet():  # sdpa inside is this same call
-        output = function(*args, **kwargs)
-    _tell(recorder, form, given, output)
+    recorder.products = [] if form.kind == "eager" else None
+    try:
+        with recorder.quiet():  # sdpa inside is this same call
+            output = function(*args, **kwargs)
+        _tell(recorder, form, given, output)
+    finally:
+        recorder.products = None
     return output
 
 
 def _tell(recorder: Recorder, form: Form, given: dict[str, Any], output: Any) -> None:
-    module = given["module"]
+    module, products = given["module"], recorder.products
     name = recorder.name_of(module)
     cross = crosses(recorder, name) or bool(getattr(module, "is_cross_attention", False))
     with recorder.quiet(), torch.no_grad():
@@ -89,8 +93,8 @@ def _tell(recorder: Recorder, form: Form, given: dict[str, Any], output: Any) ->
         dropout_p=call.dropout_p,
         self_attention=not cross,
         output=_output(output, (*call.query.shape[:3], call.value.shape[3])),
-        # The eager functions of transformers multiply the product: softmax(q @ k.mT * scaling).
-        written=Written(call.query.dtype, scaled_first=False) if form.kind == "eager" else None,
+        # The eager functions of transformers multiply the product, softmax(q @ k.mT * scaling); a few cast q and k before it.
+        written=Written(products[0], scaled_first=False) if products else None,
     )
 
 

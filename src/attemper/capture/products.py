@@ -8,6 +8,8 @@ from torch import Tensor
 
 from attemper.capture.axes import Axes, Group
 
+PRODUCTS = ("matmul", "__rmatmul__", "bmm", "baddbmm", "einsum")  # functions that make them
+
 
 @dataclass(frozen=True)
 class Operand:

@@ -50,6 +50,7 @@ class Recorder:
         self.covered: set[str] = set()  # modules with a call in them or below
         self.softmaxes: dict[str, str] = {}  # modules whose own code ran a softmax over logits, and why that was not told
         self.doubts: list[tuple[str, Tensor, str]] = []  # told calls, whether the record disagrees with the model, and why
+        self.products: list[torch.dtype] | None = None  # of the products in code that is not listened to, where asked for
         self.refused: dict[str, str] = {}  # calls that no record can describe
         self.switch: Callable[[bool], bool] = lambda on: on  # enters or lifts the torch function mode, and says how it was
         self.forget: Callable[[], None] = lambda: None  # called when the outermost module returned

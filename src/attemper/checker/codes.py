@@ -163,7 +163,7 @@ RULES: tuple[Rule, ...] = (
         source="measured against float64; steps of float16 and bfloat16: IEEE 754 and their 11 and 8 bits of precision",
         measured=(
             "The largest total variation between a row's weights and those of float64, among the rows that were run, against "
-            "the threshold weight-error."
+            "the threshold sixteen-bit-error."
         ),
         ignore_when="The model never writes its logits down in 16 bits: only fused kernels run it.",
         example="attemper.examples.faults:coarse_logits",
@@ -185,7 +185,7 @@ RULES: tuple[Rule, ...] = (
         source="float8 formats: arXiv 2209.05433; per-block scales and rotation: arXiv 2407.08608 section 3.3",
         measured=(
             "The largest total variation between a row's weights and those of float64, in the better of the two formats with "
-            "scaled tensors, against the threshold float8-error."
+            "scaled tensors, against the threshold eight-bit-error."
         ),
         ignore_when="The model never runs in float8.",
         example="attemper.examples.faults:float8_range",

@@ -15,7 +15,7 @@ def narrow_findings(evidence: Evidence) -> Iterator[Finding]:
     """The findings ATT205 and ATT206."""
     for call in evidence.calls:
         yield from _rounded_away(call, evidence)
-        yield from _float8(call, evidence.thresholds.float8_error)
+        yield from _float8(call, evidence.thresholds.eight_bit_error)
 
 
 def of(call: CallEvidence, dtype: str, order: str) -> OrderFigures | None:
@@ -36,7 +36,7 @@ def outcomes(call: CallEvidence, dtype: str, heads: Sequence[int]) -> str:
 
 
 def _rounded_away(call: CallEvidence, evidence: Evidence) -> Iterator[Finding]:
-    limit, own = evidence.thresholds.weight_error, own_order(call.written, evidence.dtype)
+    limit, own = evidence.thresholds.sixteen_bit_error, own_order(call.written, evidence.dtype)
     happens = of(call, evidence.dtype, own) if evidence.dtype in SIXTEEN else None
     if happens is not None and _over(happens, limit):
         yield _coarse(call, [happens], limit, Severity.WARNING, f"The model's code does this ({own} in {evidence.dtype}).")
@@ -87,7 +87,7 @@ def _float8(call: CallEvidence, limit: float) -> Iterator[Finding]:
     head = _worst(best)
     done = f"puts {best.weight_error[head]:.3g} of a row's weight elsewhere and moves the output by {best.output_error[head]:.3g}"
     parts.append(
-        f"with each tensor scaled to its range {best.dtype}, the better format here, {done} of it (head {head}; threshold {limit:g})"
+        f"with each tensor scaled to its range {best.dtype}, the better one, {done} of it (head {head}; threshold {limit:g})"
     )
     yield finding(
         "ATT206",

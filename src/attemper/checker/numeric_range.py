@@ -38,7 +38,7 @@ def range_findings(evidence: Evidence) -> Iterator[Finding]:
 
 
 _CLIP = "keep the product in float32 or bfloat16, or clip the projections (QK-clip)."
-_REMEDIES = {
+_REMEDIES: dict[tuple[str, ...], str] = {
     (SCALE_FIRST, FUSED): f"Multiply the query by the scale before the product, use a fused kernel, {_CLIP}",
     (FUSED,): f"Scaling first is not enough here: use a fused kernel, {_CLIP}",
     (SCALE_FIRST,): f"Multiply the query by the scale before the product, {_CLIP}",

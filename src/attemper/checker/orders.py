@@ -9,7 +9,7 @@ too, by 2⁸ as in FlashAttention-3 (arXiv 2407.08608 and its code).
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,12 +74,14 @@ def run_orders(call: AttentionCall, rows: RowStats, counted: Tensor) -> Measured
 
 def read_orders(measured: Measured) -> tuple[OrderFigures, ...]:
     """The figures on the CPU, one record for each order."""
-    return tuple(
-        OrderFigures(
-            dtype, order, *(tuple(map(int if name in COUNTS else float, each)) for name, each in zip(_NAMES, values, strict=True))
-        )
-        for (dtype, order), values in zip(measured.orders, measured.figures.cpu().tolist(), strict=True)
-    )
+    read = []
+    for (dtype, order), values in zip(measured.orders, measured.figures.cpu().tolist(), strict=True):
+        figures: dict[str, Any] = {
+            name: tuple(int(each) if name in COUNTS else each for each in heads)
+            for name, heads in zip(_NAMES, values, strict=True)
+        }
+        read.append(OrderFigures(dtype, order, **figures))
+    return tuple(read)
 
 
 class _Computed(NamedTuple):

@@ -83,7 +83,7 @@ def reduce_call(call: AttentionCall, padding: Tensor | None) -> Reduced:
     first = real.int().argmax(-1) if is_self_attention(call) else real.new_zeros(batch, dtype=torch.int64)
     sink = _strongest_keys(rows.argmax, rows.peak(), counted & (rows.count > 1), keys, first)
     statistics, scaling = HeadStats.from_rows(rows, shown), measure_call(call)
-    orders = run_orders(call, rows, counted) if keys and queries else None
+    orders = run_orders(call, rows, counted) if keys else None
     return Reduced(place, statistics, call.scale, scaling, figures, sink, call.mismatch, orders)
 
 

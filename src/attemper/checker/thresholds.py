@@ -94,7 +94,7 @@ class Thresholds:
             high=1.0,
         ),
     )
-    weight_error: float = _threshold(
+    sixteen_bit_error: float = _threshold(
         0.1,
         Meaning(
             "How much of a row's weight 16-bit logits may put elsewhere before it is reported.",
@@ -104,7 +104,7 @@ class Thresholds:
             high=1.0,
         ),
     )
-    float8_error: float = _threshold(
+    eight_bit_error: float = _threshold(
         0.25,
         Meaning(
             "How much of a row's weight float8, each tensor scaled to its range, may put elsewhere before it is reported.",

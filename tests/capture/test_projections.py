@@ -193,7 +193,7 @@ def test_kinds_of_projection_and_repeated_keys(linear: Callable[[int, int], nn.M
     ("change", "word"),
     [
         (lambda q: q + 0.1, "unknown"),
-        (lambda q: q * torch.linspace(1, 1.001, TOKENS)[:, None], "unknown"),  # grows with position, by a little
+        (lambda q: q * torch.linspace(1, 1.001, TOKENS)[:, None], "by position"),  # by a little
         (lambda q: q * torch.linspace(1, 1.001, HEADS * WIDTH), "unknown"),  # a factor a channel
         (lambda q: F.normalize(q.unflatten(-1, (HEADS, WIDTH)), dim=-1).flatten(2), "normalised"),
         (
@@ -207,6 +207,36 @@ def test_what_is_no_constant_factor_is_not_called_one(change: Callable[[Tensor],
     (call,) = calls_of(Separate(nn.Linear, change), torch.randn(BATCH, TOKENS, 11))
     assert call.query_change == word
     assert call.key_change == "unchanged"
+
+
+def test_a_factor_by_position_is_measured_as_a_curve() -> None:
+    wanted = torch.linspace(1, 3, TOKENS)
+    (call,) = calls_of(Separate(nn.Linear, lambda q: q * wanted[:, None]), torch.randn(BATCH, TOKENS, 11))
+    assert call.query_origin is not None
+    assert call.query_origin.curve is not None
+    torch.testing.assert_close(call.query_origin.curve, wanted.double().expand(BATCH, TOKENS), rtol=1e-6, atol=0)
+    assert call.query_factor is None
+    assert call.key_origin is not None
+    assert call.key_origin.curve is None
+
+
+class Turning(Separate):
+    """Says that RoPE turns the first dimensions of each head."""
+
+    rotary_ndims = 3
+
+
+def test_the_turned_part_and_the_rest_are_measured_apart() -> None:
+    def stretch(q: Tensor) -> Tensor:
+        return q * (1.0 + 0.4 * (torch.arange(HEADS * WIDTH) % WIDTH < Turning.rotary_ndims))
+
+    (call,) = calls_of(Turning(nn.Linear, stretch), torch.randn(BATCH, TOKENS, 11))
+    assert call.query_change == "unknown"
+    assert call.query_origin is not None
+    assert [(part.factor, part.change) for part in call.query_origin.parts] == [
+        (pytest.approx(1.4, rel=1e-5), "scaled"),
+        (pytest.approx(1.0, rel=1e-5), "unchanged"),
+    ]
 
 
 def test_too_few_numbers_tell_nothing() -> None:

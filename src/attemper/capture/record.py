@@ -89,7 +89,7 @@ class AttentionCall:
 
     @property
     def query_change(self) -> str | None:
-        """What became of q since its projection: "unchanged", "scaled", "normalised" or "unknown"; None where not followed."""
+        """What became of q since its projection, in a word: see `Origin.change`; None where not followed."""
         return None if self.query_origin is None else self.query_origin.change
 
     @property

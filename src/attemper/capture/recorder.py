@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from attemper.capture.projections import Origin, kept_kind, origin
 from attemper.capture.record import AttentionCall
+from attemper.capture.turned import turned_part
 from attemper.ops import without_autocast
 
 Observer = Callable[[AttentionCall], None]
@@ -167,7 +168,8 @@ class Recorder:
         for frame in self.frames:
             frame.outputs.clear()
         heads = (query.shape[1], key.shape[1])
-        return {"query_origin": origin(query, outputs, heads), "key_origin": origin(key, outputs, heads)}
+        turned = turned_part([frame.module for frame in reversed(self.frames)], query.shape[-1])
+        return {"query_origin": origin(query, outputs, heads, turned), "key_origin": origin(key, outputs, heads, turned)}
 
 
 def _as_multiplied(tensor: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.capture import AttentionCall, capture
-from attemper.checker.scale import Scaling, effective, measure_call, scale_findings
+from attemper.checker.scale import effective, scale_findings
+from attemper.checker.scale_measured import Scaling, measure_call
 from attemper.checker.thresholds import DEFAULTS
 from attemper.report import Finding, Severity
 from tests.capture.architectures import ARCHITECTURES, HEAD_DIM, HIDDEN, build
@@ -184,7 +185,9 @@ def test_the_effective_scale_of_a_prescaled_model_is_the_usual_one() -> None:
     seen = evidence(model, inputs)
     assert len(seen.calls) == 6
     for call in seen.calls:
-        assert effective(model, seen.config, call) == pytest.approx(6**-0.5, rel=0.01)
+        scales = effective(model, seen.config, call)
+        assert scales is not None
+        assert scales.single == pytest.approx(6**-0.5, rel=0.01)
 
 
 class Attention(nn.Module):

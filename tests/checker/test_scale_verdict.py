@@ -4,6 +4,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attemper import scales
+from attemper.checker.scale_positions import ByPosition
 from attemper.checker.scale_rules import Design, Factor
 from attemper.checker.scale_verdict import MEASURED, Applied, effective_scale, judge
 from attemper.report import Severity
@@ -34,7 +36,7 @@ YARN = Design(D**-0.5, factors=(Factor("yarn attention factor squared", 1.2**2),
         (MLA, Applied(D**-0.5 * 1.37**2, query=None, key=None)),
         (YARN, Applied(D**-0.5, query=1.2, key=1.2)),
         (YARN, Applied(D**-0.5, query=None, key=None)),
-        (replace(USUAL, by_position=True), Applied(D**-0.5, query=1.35)),
+        (replace(USUAL, position=ByPosition("temperature", scales.Llama4(base=scales.Constant()))), Applied(D**-0.5, query=1.35)),
         (Design(None), Applied(0.3)),
     ],
 )

@@ -1,3 +1,5 @@
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,7 +91,10 @@ def test_a_stretched_rope_is_named_in_the_rule() -> None:
 @pytest.mark.parametrize("rope", [YARN, YARN | {"mscale_all_dim": 1.0}])
 def test_rope_turns_only_a_part_of_latent_attention(rope: dict[str, Any]) -> None:
     site = Site(config("deepseek_v3", rope_parameters=rope), 13)
-    assert with_rope(rules.multi_latent(site), site) == rules.multi_latent(site)
+    plain, design = rules.multi_latent(site), with_rope(rules.multi_latent(site), site)
+    assert replace(design, turned=None) == plain
+    assert design.turned is not None
+    assert design.turned.value == pytest.approx((0.1 * math.log(8.0) + 1) ** 2)
 
 
 def test_a_config_that_refuses_a_field_counts_as_without_it() -> None:

@@ -1,4 +1,4 @@
-"""The ways in which the heads of q and k lie in the output of a projection, and whether two sets of norms differ by one factor."""
+"""The ways in which heads of q and k lie in the output of a projection, and whether two sets of norms differ by one factor."""
 
 from collections.abc import Iterator
 
@@ -52,5 +52,8 @@ def ratio_by_position(operand: Tensor, groups: Tensor, tolerance: float) -> Tens
     if operand.shape != groups.shape or batch * tokens * (heads - 1) < SAMPLES:
         return None
     factor = (operand * groups).sum(-1) / (groups * groups).sum(-1).clamp_min(torch.finfo(torch.float64).tiny)
-    expected = factor.unsqueeze(-1) * groups
-    return factor if bool(((operand - expected).abs() <= tolerance * expected).all() and (factor > 0).all()) else None
+    if not bool(((operand - factor.unsqueeze(-1) * groups).abs() <= tolerance * factor.unsqueeze(-1) * groups).all()):
+        return None
+    # A padded token whose q is zero has the factor that other sequences have there.
+    factor = torch.where(factor > 0, factor, factor.amax(0))
+    return factor if bool((factor > 0).all()) else None

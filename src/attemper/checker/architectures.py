@@ -159,7 +159,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         "1/sqrt(d_nope + d_rope), times mscale^2 where RoPE is stretched, growing with position",
         rules.multi_latent_by_position,
-        "mistral4 mistral_large4_text",
+        "mistral4",
         f"{_ONE_FILE}: yarn_apply_mscale, and a factor of the position on q",
     ),
     Architecture(
@@ -220,7 +220,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "learned",
         rules.learned,
         "swinv2 swin2sr timesfm timesfm2_5 dory VideoPrismMultiheadAttentionPoolingHead Gemma3nAudioAttention "
-        "Gemma4AudioAttention",
+        "Gemma4AudioAttention mistral_large4_text",
         f"{_ONE_FILE}: a trained parameter scales q·k",
     ),
 )

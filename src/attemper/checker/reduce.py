@@ -9,7 +9,7 @@ from torch import Tensor
 from attemper.capture.record import AttentionCall
 from attemper.checker.evidence import CallEvidence, KeyShare
 from attemper.checker.orders import Measured, read_orders, run_orders
-from attemper.checker.scale import measure_call
+from attemper.checker.scale_measured import measure_call
 from attemper.checker.visibility import is_self_attention, sees_future, sees_padding
 from attemper.stats import HeadStats
 

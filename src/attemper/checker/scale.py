@@ -1,62 +1,23 @@
-"""The scale rules ATT101 to ATT104: the scale that each call really applies against the one that its architecture calls for.
+"""The scale rules ATT101 to ATT104: the scale that each call really applies against the one that its architecture calls for."""
 
-`measure_call` runs inside the forward pass and keeps numbers and small tensors only; `scale_findings` reads them afterwards.
-"""
-
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from attemper.capture.projections import Origin
-from attemper.capture.record import AttentionCall
 from attemper.checker.codes import RULES
 from attemper.checker.evidence import CallEvidence, Evidence
-from attemper.checker.scale_rules import setting
-from attemper.checker.scale_verdict import Applied, Verdict, effective_scale, judge
+from attemper.checker.scale_config import setting
+from attemper.checker.scale_curve import judge_curve, shows
+from attemper.checker.scale_measured import Scaling, applied, by_head, effective_curve
+from attemper.checker.scale_verdict import Verdict, effective_scale, judge
 from attemper.checker.scales_expected import ExpectedScale, expected_scale, modules_around
 from attemper.checker.thresholds import Thresholds
-from attemper.report import Finding, Severity
+from attemper.report import Finding, ScaleRange, Severity
 
 _REMEDIES = {rule.code: rule.remedy for rule in RULES}
-
-
-@dataclass(frozen=True)
-class Operand:
-    """What became of q or k since its projection: the same two fields as `attemper.capture.projections.Origin`.
-
-    Attributes:
-        factor: the constant factor since the projection (since the norm, where one ran); None where none was found.
-        change: "unchanged", "scaled", "normalised" or "unknown".
-    """
-
-    factor: float | None = 1.0
-    change: str = "unchanged"
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """How one call scales q·k.
-
-    Attributes:
-        head_dim: width of q and k; heads: number of query heads.
-        scale: the factor that the call applies: a number, or a tensor where it differs by head or position.
-        query, key: what became of q and k before; None where they were not followed. Reading them may wait for the device.
-    """
-
-    head_dim: int
-    heads: int
-    scale: float | Tensor
-    query: Operand | Origin | None = Operand()
-    key: Operand | Origin | None = Operand()
-
-
-def measure_call(call: AttentionCall) -> Scaling:
-    """What the scale rules need of one call; nothing of the size of q or k, and no transfer to the host."""
-    scale = call.scale.detach().clone() if isinstance(call.scale, Tensor) else call.scale
-    return Scaling(call.query.shape[-1], call.query.shape[-3], scale, call.query_origin, call.key_origin)
 
 
 def scale_findings(evidence: Evidence) -> tuple[Finding, ...]:
@@ -70,15 +31,19 @@ def scale_findings(evidence: Evidence) -> tuple[Finding, ...]:
     return tuple(findings.values())
 
 
-def effective(model: nn.Module, config: Any, call: CallEvidence) -> float | None:
-    """The factor from the projections' q·k to the logits of one call; None where it differs by head or position."""
+def effective(model: nn.Module, config: Any, call: CallEvidence) -> ScaleRange | None:
+    """The factor from the projections' q·k to the logits of one call, by head or position; None where that is not known."""
     if not isinstance(call.scaling, Scaling):
         return None
-    scales = _by_head(call.scaling)
-    if scales is None or len(scales) != 1:
+    design = _expected(model, config, call.module, call.scaling).design
+    scaling = call.scaling.part(1) if design.turned and call.scaling.has_parts else call.scaling
+    scales = by_head(scaling.scale, scaling.heads)
+    if scales is not None and not (scaling.query and scaling.query.curve is not None):
+        return ScaleRange(tuple(effective_scale(applied(scaling, scale), design) for scale in scales))
+    curve = effective_curve(scaling, design)
+    if curve is None:
         return None
-    expected = _expected(model, config, call.module, call.scaling)
-    return effective_scale(_applied(call.scaling, scales[0]), expected.design)
+    return ScaleRange((float(curve.min()), float(curve.max())), by_position=True)
 
 
 def judged(
@@ -86,24 +51,59 @@ def judged(
 ) -> Iterator[tuple[ExpectedScale, Verdict, tuple[int, ...]]]:
     """What deviates from the architecture's rule in one call: the rule, the verdict, and its heads (() for all of them)."""
     expected = _expected(model, config, module, scaling)
-    scales = _by_head(scaling)
+    design = expected.design
+    if expected.certain:
+        curved, verdicts = judge_curve(scaling, design, limits)
+        if curved:
+            yield from ((expected, *each) for each in verdicts)
+            return
+    scales = by_head(scaling.scale, scaling.heads)
     if scales is None or (len(scales) > 1 and not expected.certain):
         return  # learned, or by position: there is nothing to hold it against
     widths = _model_widths(model, config, module, scaling)
-    verdicts: dict[Verdict, list[int]] = {}
+    found: dict[Verdict, list[int]] = {}
     for head, scale in enumerate(scales):
-        verdict = judge(
-            _applied(scaling, scale),
-            expected.design,
-            scaling.head_dim,
-            certain=expected.certain,
-            widths=widths,
-            limits=limits,
-        )
+        verdict = _of_head(scaling, scale, expected, widths, limits)
         if verdict is not None:
-            verdicts.setdefault(verdict, []).append(head)
-    for verdict, heads in verdicts.items():
+            found.setdefault(verdict, []).append(head)
+    for verdict, heads in found.items():
         yield expected, verdict, tuple(heads) if len(scales) > 1 else ()
+
+
+def position_notes(evidence: Evidence) -> list[str]:
+    """Calls whose rule has a factor by position that this run could not show."""
+    short, hidden = [], []
+    for call in evidence.calls:
+        if not isinstance(call.scaling, Scaling):
+            continue
+        design = _expected(evidence.model, evidence.config, call.module, call.scaling).design
+        if design.position is None or not design.value:
+            continue
+        if not shows(design, call.scaling, evidence.thresholds):
+            short.append((call.module, f"{design.position.name} is 1 at all {call.queries} positions of these inputs"))
+        elif "q" in call.scaling.hidden:
+            hidden.append((call.module, f"{design.position.name} is on q, which could not be followed to its projection"))
+    return [
+        f"whether {len(calls)} calls, such as {calls[0][0]}, apply their factor by position was not seen: the {calls[0][1]}"
+        for calls in (short, hidden)
+        if calls
+    ]
+
+
+def _of_head(
+    scaling: Scaling, scale: float, expected: ExpectedScale, widths: Iterable[int], limits: Thresholds
+) -> Verdict | None:
+    design, certain = expected.design, expected.certain
+    if design.turned is None or not scaling.has_parts:
+        return judge(applied(scaling, scale), design, scaling.head_dim, certain=certain, widths=widths, limits=limits)
+    rest = applied(scaling.part(1), scale)
+    verdict = judge(rest, design, scaling.head_dim, certain=certain, widths=widths, limits=limits)
+    if verdict is not None:
+        return verdict
+    root = math.sqrt(design.turned.value)
+    turned = replace(design, factors=(*design.factors, design.turned), query=design.query * root, key=design.key * root)
+    verdict = judge(applied(scaling.part(0), scale), turned, scaling.head_dim, certain=certain, widths=widths, limits=limits)
+    return verdict and replace(verdict, cause=f"{verdict.cause}, in the part of the width that RoPE turns")
 
 
 def _call_findings(evidence: Evidence, call: CallEvidence, scaling: Scaling) -> Iterator[Finding]:
@@ -116,13 +116,9 @@ def _finding(call: CallEvidence, scaling: Scaling, expected: ExpectedScale, verd
     doubts = []
     if not expected.certain:
         doubts.append("the architecture is not in the table, so 1/sqrt(d_head) is assumed")
-    hidden = [
-        letter for letter, operand in (("q", scaling.query), ("k", scaling.key)) if not operand or operand.change == "unknown"
-    ]
-    if hidden:
-        doubts.append(
-            f"{' and '.join(hidden)} could not be followed to the projection, so a factor hidden there would not be seen"
-        )
+    if scaling.hidden and not (expected.design.turned and scaling.has_parts):
+        words = f"{' and '.join(scaling.hidden)} could not be followed to the projection"
+        doubts.append(f"{words}, so a factor hidden there would not be seen")
     message = (
         f"q·k is multiplied by {verdict.effective:.5g}; {name} {expected.rule} = {verdict.expected:.5g} "
         f"(d_head {scaling.head_dim}): {verdict.cause}."
@@ -153,30 +149,6 @@ def _cost(verdict: Verdict) -> str:
 
 def _expected(model: nn.Module, config: Any, module: str, scaling: Scaling) -> ExpectedScale:
     return expected_scale(model, module, config, head_dim=scaling.head_dim, heads=scaling.heads)
-
-
-def _applied(scaling: Scaling, scale: float) -> Applied:
-    query, key = scaling.query or Operand(None, "unknown"), scaling.key or Operand(None, "unknown")
-    return Applied(scale, _factor(query), _factor(key), query.change == "normalised", key.change == "normalised")
-
-
-def _factor(operand: Operand | Origin) -> float | None:
-    return 1.0 if operand.change == "unchanged" else operand.factor
-
-
-def _by_head(scaling: Scaling) -> tuple[float, ...] | None:
-    """One scale for all heads, or one for each; None where it depends on the position or the example."""
-    if not isinstance(scaling.scale, Tensor):
-        return (float(scaling.scale),)
-    scale = scaling.scale.double().cpu()
-    if bool((scale == scale.flatten()[0]).all()):
-        return (scale.flatten()[0].item(),)
-    if scale.dim() == 1:
-        return tuple(scale.tolist())
-    first = scale.flatten(0, -3)[0, :, 0] if scale.dim() >= 3 and scale.shape[-2] == scaling.heads else None
-    if first is not None and torch.equal(scale, first[:, None].expand_as(scale)):
-        return tuple(first.tolist())
-    return None
 
 
 def _model_widths(model: nn.Module, config: Any, module: str, scaling: Scaling) -> Iterable[int]:

@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attemper import scales
+from attemper.checker import scale_positions as positions
+from attemper.checker.scale_config import rope_attention_factor, rope_parameters, setting, without_rope
+from attemper.checker.scale_positions import ByPosition
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,13 @@ class Factor:
     Attributes:
         name: as it is called in the config; value: the factor on q·k.
         root: what the square root of the value is called, where applying that instead is a known mistake; "" otherwise.
+        flag: the field of the config that switches it on and off, "" where there is none.
     """
 
     name: str
     value: float
     root: str = ""
+    flag: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,12 @@ class Design:
         factors: further factors on q·k.
         query, key: what the architecture itself multiplies into q and into k after their projections (part of the value).
         folded: the weights are initialised with 1/sqrt(d_head) inside, so any scale on top is a second one.
-        by_position: q is also multiplied by a factor that grows with its position and starts at 1.
+        position: the factor by position that q is multiplied by as well (no part of the value); None where there is none.
         whole_rope: RoPE turns the whole width of q and k, so a factor on its cos and sin scales every product.
+        turned: the factor on the products of the turned dimensions alone, where RoPE is stretched and turns a part of the width
+            (no part of the value); None where there is none.
+        setting: the field of the config that the base comes from, "" where it is no choice of the config.
+        off: factors that the config switches off.
     """
 
     base: float | None
@@ -65,8 +74,11 @@ class Design:
     query: float = 1.0
     key: float = 1.0
     folded: bool = False
-    by_position: bool = False
+    position: ByPosition | None = None
     whole_rope: bool = True
+    turned: Factor | None = None
+    setting: str = ""
+    off: tuple[Factor, ...] = ()
 
     @property
     def value(self) -> float | None:
@@ -103,19 +115,23 @@ def one(_: Site) -> Design:
 
 def inverse_with_log_positions(site: Site) -> Design:
     """1/d_head behind norms on q and k; in global layers q also grows with the logarithm of its position."""
-    return Design(site.factor(scales.Inverse()), by_position=True)
+    return Design(site.factor(scales.Inverse()), position=positions.inkling(site.config, site.layer))
 
 
 def query_pre_attn_scalar(site: Site) -> Design:
     """query_pre_attn_scalar^(-1/2), a number of the config that need not be the head's width (None: the head's width)."""
     scalar = setting(site.config, "query_pre_attn_scalar")
-    return Design(site.factor(scales.InverseSqrt() if scalar is None else scales.QueryPreAttnScalar(scalar)))
+    if scalar is None:
+        return inverse_sqrt(site)
+    return Design(site.factor(scales.QueryPreAttnScalar(scalar)), setting="query_pre_attn_scalar")
 
 
 def attention_multiplier(site: Site) -> Design:
     """attention_multiplier, a number of the config (None: 1/sqrt(d_head))."""
     multiplier = setting(site.config, "attention_multiplier")
-    return Design(site.factor(scales.InverseSqrt() if multiplier is None else scales.AttentionMultiplier(multiplier)))
+    if multiplier is None:
+        return inverse_sqrt(site)
+    return Design(site.factor(scales.AttentionMultiplier(multiplier)), setting="attention_multiplier")
 
 
 def half_width(site: Site) -> Design:
@@ -125,13 +141,17 @@ def half_width(site: Site) -> Design:
 
 def gpt2(site: Site) -> Design:
     """1/sqrt(d_head) if scale_attn_weights, and 1/(layer+1) if scale_attn_by_inverse_layer_idx."""
-    base = site.factor(scales.InverseSqrt()) if setting(site.config, "scale_attn_weights", True) else 1.0
-    if not setting(site.config, "scale_attn_by_inverse_layer_idx", False):
-        return Design(base)
+    plain = inverse_sqrt(site)
+    if not setting(site.config, "scale_attn_weights", True):
+        plain = Design(1.0, setting="scale_attn_weights")
+    by_inverse = setting(site.config, "scale_attn_by_inverse_layer_idx")
     if site.layer is None:
-        return Design(None)
+        return Design(None) if by_inverse else plain
     by_layer = site.factor(scales.InverseLayer(base=scales.Constant()))
-    return Design(base, factors=(Factor("1/(layer+1) of scale_attn_by_inverse_layer_idx", by_layer),))
+    factor = Factor("1/(layer+1) of scale_attn_by_inverse_layer_idx", by_layer, flag="scale_attn_by_inverse_layer_idx")
+    if by_inverse:
+        return replace(plain, factors=(factor,))
+    return plain if by_inverse is None or site.layer == 0 else replace(plain, off=(factor,))
 
 
 def multi_latent(site: Site) -> Design:
@@ -147,7 +167,7 @@ def multi_latent(site: Site) -> Design:
 
 def multi_latent_by_position(site: Site) -> Design:
     """As `multi_latent`, and q also grows with its position."""
-    return replace(multi_latent(site), by_position=True)
+    return replace(multi_latent(site), position=positions.ministral3(site.config, site.layer))
 
 
 def multi_latent_scaled_latents(site: Site) -> Design:
@@ -158,8 +178,9 @@ def multi_latent_scaled_latents(site: Site) -> Design:
 
 
 def by_position(site: Site) -> Design:
-    """1/sqrt(d_head), and q also grows with its position."""
-    return Design(site.factor(scales.InverseSqrt()), by_position=True)
+    """1/sqrt(d_head), and q also grows with its position in layers without RoPE, by a rule of the architecture's own."""
+    kind = str(setting(site.config, "model_type", ""))
+    return replace(inverse_sqrt(site), position=positions.of(kind, site.config, site.layer))
 
 
 def deberta(site: Site) -> Design:
@@ -171,7 +192,7 @@ def deberta(site: Site) -> Design:
 def mpt(site: Site) -> Design:
     """attn_config.softmax_scale (None: 1/sqrt(d_head))."""
     scale = getattr(setting(site.config, "attn_config"), "softmax_scale", None)
-    return Design(site.factor(scales.InverseSqrt()) if scale is None else float(scale))
+    return inverse_sqrt(site) if scale is None else Design(float(scale), setting="attn_config.softmax_scale")
 
 
 def padded(site: Site) -> Design:
@@ -207,55 +228,21 @@ def learned(_: Site) -> Design:
     return Design(None)
 
 
-def setting(config: Any, name: str, default: Any = None) -> Any:
-    """A field of a config, or the default; a config whose layers differ refuses some fields with a RuntimeError."""
-    try:
-        return getattr(config, name, default)
-    except RuntimeError:
-        return default
-
-
-def rope_parameters(config: Any, layer: int | None) -> dict[str, Any]:
-    """The RoPE settings of one layer: config.rope_parameters (or rope_scaling), which may hold one dictionary a layer type."""
-    found = setting(config, "rope_parameters") or setting(config, "rope_scaling") or {}
-    types = setting(config, "layer_types")
-    if layer is not None and types and layer < len(types) and isinstance(found.get(types[layer]), dict):
-        found = found[types[layer]]
-    return {**found, "rope_type": found.get("rope_type", found.get("type", "default"))}
-
-
 def with_rope(design: Design, site: Site) -> Design:
     """The design, times the factor that a stretched RoPE (YaRN, LongRoPE) puts on cos and sin, once for q and once for k.
 
     YaRN: 0.1 · ln(factor) + 1, or mscale over mscale_all_dim (Peng et al. 2309.00071, section 3.4); LongRoPE:
     sqrt(1 + ln(factor) / ln(original length)) (Ding et al. 2402.13753); `attention_factor` of the config goes before both.
-    Left alone where RoPE turns only a part of the width or the layer has none.
+    Where RoPE turns a part of the width only (partial rotary factors, latent attention), the factor is on the products of that
+    part; nothing in layers without RoPE.
     """
     rope = rope_parameters(site.config, site.layer)
-    no_rope = setting(site.config, "no_rope_layers")
-    skipped = site.layer is not None and no_rope and site.layer < len(no_rope) and not no_rope[site.layer]
     partial = (rope.get("partial_rotary_factor") or setting(site.config, "partial_rotary_factor") or 1.0) < 1.0
-    if design.base is None or not design.whole_rope or skipped or partial:
+    factor = rope_attention_factor(rope, site.config)
+    if design.base is None or factor == 1.0 or without_rope(site.config, site.layer):
         return design
-    factor = _rope_attention_factor(rope, site.config)
-    if factor == 1.0:
-        return design
-    name = f"{rope['rope_type']} attention factor squared"
-    factors = (*design.factors, Factor(name, factor**2, root=f"{rope['rope_type']} attention factor"))
-    return replace(design, factors=factors, query=design.query * factor, key=design.key * factor)
-
-
-def _rope_attention_factor(rope: dict[str, Any], config: Any) -> float:
-    kind, given = rope["rope_type"], rope.get("attention_factor")
-    if kind not in ("yarn", "longrope") or rope.get("short_mscale") is not None:  # Phi-3.5-MoE brings two factors of its own
-        return 1.0
-    if given is not None:
-        return float(given)
-    original = rope.get("original_max_position_embeddings") or setting(config, "original_max_position_embeddings")
-    longest = setting(config, "max_position_embeddings")
-    stretch = rope.get("factor") or (longest / original if longest and original else 1.0)
-    if stretch <= 1.0:
-        return 1.0
-    if kind == "longrope":
-        return scales.LongRope(stretch, original).rope_factor if original else 1.0
-    return scales.Yarn(stretch, rope.get("mscale") or None, rope.get("mscale_all_dim") or None).rope_factor
+    name = f"{rope['rope_type']} attention factor"
+    squared = Factor(f"{name} squared", factor**2, root=name)
+    if partial or not design.whole_rope:
+        return replace(design, turned=squared)
+    return replace(design, factors=(*design.factors, squared), query=design.query * factor, key=design.key * factor)

@@ -91,12 +91,14 @@ def judge(
         return Verdict("ATT104", Severity.INFO, effective, expected, _small_difference(effective, expected))
     code, cause = _likely(effective, design, applied, head_dim, certain, set(widths))
     followed = applied.query is not None and applied.key is not None
-    weak = not certain and (code == "ATT104" or not followed)
+    # What is hidden in a q that was not followed may well be the factor that seems to be missing.
+    perhaps_hidden = applied.query is None and not applied.query_norm and abs(effective) > abs(expected)
+    weak = perhaps_hidden or (not certain and (code == "ATT104" or not followed))
     return Verdict(code, Severity.WARNING if weak else Severity.ERROR, effective, expected, cause)
 
 
 def _varies(factor: float, design: Design) -> bool:
-    return design.by_position and factor > 1.0
+    return design.position is not None and factor > 1.0
 
 
 def _likely(
@@ -119,11 +121,7 @@ def _mistakes(
     if _scales_in_two_places(applied, design):  # evidence for this mistake that goes before any coincidence of numbers
         for again in (base, usual):
             yield "ATT102", value * again, "the scale is applied twice, once to q or k and once by the call"
-    for factor in design.factors:
-        yield "ATT104", value / factor.value, f"the factor {factor.name} = {factor.value:.5g} is missing"
-        if factor.root:
-            root = math.sqrt(factor.value)
-            yield "ATT104", value / root, f"{factor.root} = {root:.5g} is applied once instead of twice"
+    yield from _mistaken_factors(design, value)
     if not math.isclose(base, 1.0):
         yield "ATT101", 1.0, "no scale is applied"
         yield "ATT101", value / base, f"only the {' and the '.join(f.name for f in design.factors)} is applied, no scale beside"
@@ -135,13 +133,29 @@ def _mistakes(
         yield "ATT102", usual, "the scale is applied twice: these weights were initialised with 1/sqrt(d_head) inside"
     if not math.isclose(base, usual, rel_tol=MEASURED):
         for others in (value / base, 1.0):
-            yield "ATT104", others * usual, "the usual 1/sqrt(d_head) is applied and the rule of the architecture ignored"
+            ignored = f"flag ignored: {design.setting} of the config; " if design.setting else ""
+            cause = f"{ignored}the usual 1/sqrt(d_head) is applied and the rule of the architecture ignored"
+            yield "ATT104", others * usual, cause
     if certain and not math.isclose(base, 1.0):
         for again in (base, usual):
             yield "ATT102", value * again, "the scale is applied twice"
+    for factor in design.off:
+        cause = f"flag ignored: the config switches {factor.flag} off; the factor {factor.name} = {factor.value:.5g} is applied"
+        yield "ATT104", value * factor.value, cause
     yield "ATT104", 1 / head_dim, "it is 1/d_head, the rule of muP, or 1/sqrt(d_head) applied twice"
     yield "ATT104", 1 / value, "q·k is divided by the scale instead of multiplied"
     yield "ATT104", head_dim**0.5, "q·k is multiplied by sqrt(d_head) instead of divided"
+
+
+def _mistaken_factors(design: Design, value: float) -> Iterator[tuple[str, float, str]]:
+    """What may go wrong with the factors beside the base."""
+    for factor in design.factors:
+        ignored = f"flag ignored: {factor.flag} of the config; " if factor.flag else ""
+        yield "ATT104", value / factor.value, f"{ignored}the factor {factor.name} = {factor.value:.5g} is missing"
+        if factor.root:
+            root = math.sqrt(factor.value)
+            yield "ATT104", value / root, f"{factor.root} = {root:.5g} is applied once instead of twice"
+        yield "ATT104", value * factor.value, f"the factor {factor.name} = {factor.value:.5g} is applied twice"
 
 
 def _scales_in_two_places(applied: Applied, design: Design) -> bool:

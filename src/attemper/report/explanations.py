@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from attemper.report import layout
 from attemper.report.names import safe
-from attemper.report.records import Outcome
+from attemper.report.records import LayerRow, Outcome, ScaleRange
 from attemper.report.rule import Rules
 
 Section = tuple[str, list[str]]
@@ -77,7 +77,7 @@ COLUMN_WORDS: Mapping[str, Explained] = {
     "scale": Explained(
         "The factor from the projections' q·k to the logits.",
         "the call's own scale × the factors on q and k since their projections",
-        "Usually 1/sqrt(d_head); — where it differs by head or position, or could not be followed.",
+        "Usually 1/sqrt(d_head). Smallest…largest where it differs by head or position; — where it could not be followed.",
         "the call's arguments, and q and k against the outputs of their projections",
     ),
 }
@@ -100,6 +100,9 @@ def explained(report: Outcome, rules: Rules, thresholds: Sequence[str] = ()) -> 
     sections: list[Section] = []
     if report.rows:
         sections.append(("the columns", [f"{name}: {COLUMN_WORDS[name]}" for name in layout.COLUMNS]))
+        varying = [f"{_place(row)}: {_by_head(row.scales)}" for row in report.rows if row.scales and row.scales.single is None]
+        if varying:
+            sections.append(("the scales that vary", varying))
         sections.append(("the closing line", [f"{name}: {words}" for name, words in TOTAL_WORDS.items()]))
     by_code = {rule.code: rule for rule in rules}
     findings = []
@@ -122,3 +125,14 @@ def explained(report: Outcome, rules: Rules, thresholds: Sequence[str] = ()) -> 
     if thresholds:
         sections.append(("the thresholds", list(thresholds)))
     return sections
+
+
+def _place(row: LayerRow) -> str:
+    name = safe(row.module) or "the model"
+    return f"{name} call {row.call}" if row.call else name
+
+
+def _by_head(scales: ScaleRange) -> str:
+    if scales.by_position:
+        return f"by position, from {layout.number(min(scales.values))} to {layout.number(max(scales.values))}"
+    return "by head, " + ", ".join(f"{head}: {layout.number(value)}" for head, value in enumerate(scales.values))

@@ -12,7 +12,7 @@ from attemper.report.records import Finding, LayerRow, Outcome, Severity
 COLUMNS = ("layer", "heads", "max logit", "centred", "entropy", "saturated", "gain", "fp16 room", "scale")
 LEGEND = (
     "max logit and centred (max − mean of a row): largest. entropy: mean of H / ln(keys). saturated: share of rows with a weight "
-    "above 0.99. gain: mean of 1 − Σp². fp16 room: 65504 / largest |q·k|. scale: factor on q·k, — where it varies."
+    "above 0.99. gain: mean of 1 − Σp². fp16 room: 65504 / largest |q·k|. scale: factor on q·k, a…b where it varies."
 )
 _MOST_MESSAGES = 6
 _MOST_LISTED = 10
@@ -166,8 +166,14 @@ def _figures(row: LayerRow) -> list[str]:
         _mean(stats.saturated_share, stats.softmax_rows, "{:.1%}"),
         _mean(stats.mean_gain, stats.rows - stats.nonfinite_rows, "{:.3f}"),
         _room(float(stats.product_absmax.max())),
-        "—" if row.scale is None else number(row.scale),
+        _scale(row),
     ]
+
+
+def _scale(row: LayerRow) -> str:
+    if row.scale is not None or row.scales is None or not row.scales.values:
+        return "—" if row.scale is None else number(row.scale)
+    return f"{number(min(row.scales.values))}…{number(max(row.scales.values))}"
 
 
 def _mean(values: torch.Tensor, weights: torch.Tensor, form: str) -> str:

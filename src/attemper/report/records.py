@@ -55,12 +55,30 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class ScaleRange:
+    """The factor on q·k of one call.
+
+    Attributes:
+        values: one for all heads, or one for each; where it differs by position, the smallest and the largest.
+    """
+
+    values: tuple[float, ...]
+    by_position: bool = False
+
+    @property
+    def single(self) -> float | None:
+        """The one factor of the call; None where it varies."""
+        return None if self.by_position or len(set(self.values)) != 1 else self.values[0]
+
+
+@dataclass(frozen=True)
 class LayerRow:
     """One attention call in the table.
 
     Attributes:
-        module, call, seam: where it is and how it was seen.
-        stats: per head; scale: None where it differs by head or position.
+        module, call, seam: of the call; stats: its statistics per head.
+        scale: its factor on q·k; None where that differs by head or position.
+        scales: the factor by head or position; None where it is not known.
         own_order: the order of operations that the model's code uses, "" where nothing was run in other dtypes.
         orders: what each order does to a few rows, in each dtype.
     """
@@ -70,6 +88,7 @@ class LayerRow:
     seam: str
     stats: HeadStats
     scale: float | None
+    scales: ScaleRange | None = None
     own_order: str = ""
     orders: tuple[OrderFigures, ...] = ()
 

@@ -6,6 +6,7 @@
     totals     the figures of `Totals`, over all heads of all calls
     layers     one object for each attention call, in order:
                  module, call, seam; scale (a number, or null where it varies);
+                 scales: values and by_position, as in `ScaleRange`, or null where it is not known;
                  summary: one list for each figure, a number for each head (null where there is none): max, centred_max,
                      product_absmax,
                    mean_normalized_entropy, mean_gain, mean_peak, saturated_share, headroom_float16, rows, empty_rows,
@@ -29,7 +30,7 @@ import torch
 from attemper.errors import ArgumentError
 from attemper.report.numbers import from_json, to_json
 from attemper.report.orders import OrderFigures
-from attemper.report.records import Finding, LayerRow, Outcome, Severity
+from attemper.report.records import Finding, LayerRow, Outcome, ScaleRange, Severity
 from attemper.stats import HeadStats
 
 SCHEMA = 2
@@ -73,6 +74,7 @@ def outcome_fields(data: dict[str, Any]) -> dict[str, Any]:
                 each["seam"],
                 HeadStats.from_dict(each["stats"]),
                 from_json(each["scale"]),
+                _read_scales(each["scales"]),
                 each["own_order"],
                 tuple(OrderFigures.from_dict(order) for order in each["orders"]),
             )
@@ -95,6 +97,13 @@ def outcome_fields(data: dict[str, Any]) -> dict[str, Any]:
         raise ArgumentError("data", f"a report with a fault ({error!r})", "what Report.to_dict returned") from error
 
 
+def _read_scales(data: Any) -> ScaleRange | None:
+    if data is None:
+        return None
+    values = (math.nan if value is None else from_json(value) for value in data["values"])
+    return ScaleRange(tuple(values), bool(data["by_position"]))
+
+
 def _layer(row: LayerRow) -> dict[str, Any]:
     figures = {name: getattr(row.stats, name) for name in _SUMMARY}
     figures["headroom_float16"] = row.stats.headroom(torch.float16)
@@ -104,6 +113,8 @@ def _layer(row: LayerRow) -> dict[str, Any]:
         "call": row.call,
         "seam": row.seam,
         "scale": to_json(row.scale),
+        "scales": row.scales
+        and {"values": [to_json(value) for value in row.scales.values], "by_position": row.scales.by_position},
         "summary": summary,
         "stats": row.stats.to_dict(),
         "own_order": row.own_order,

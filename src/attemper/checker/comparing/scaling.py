@@ -10,7 +10,8 @@ from attemper.capture import AttentionCall
 from attemper.checker.comparing.gaps import Allowance, Gaps
 from attemper.checker.comparing.logits import View
 from attemper.checker.load import Subject
-from attemper.checker.scale import judged, measure_call
+from attemper.checker.scale import judged
+from attemper.checker.scale_measured import measure_call
 from attemper.checker.thresholds import Thresholds
 
 _SAME = 1e-5

@@ -74,6 +74,25 @@ RULES: tuple[Rule, ...] = (
         example="attemper.examples.faults:scale_differs",
     ),
     Rule(
+        code="ATT105",
+        name="argument-ignored",
+        severity=Severity.ERROR,
+        summary="A backend does not apply the scale, the softcap, the sinks or the mask that its call is given.",
+        why=(
+            "The same weights then give other results than under the backend that they were trained or tested with. Some rows "
+            "of each call are computed in float64 by the rule that the call states; an output that rounding cannot explain is "
+            "tried against known ways of not doing as told. Where none fits, it is a warning: something else is added or left out."
+        ),
+        remedy=(
+            "Pass the argument on inside the attention function, or choose a backend that takes it; a mask function has to be "
+            "registered together with an attention function."
+        ),
+        source="worst case of rounding each step of the definition once, in float64",
+        measured="The largest distance of an output from its definition, as a multiple of what rounding explains, against 1.",
+        ignore_when="The attention function adds something of its own on purpose, and the model was trained with it.",
+        example="attemper.examples.faults:argument_ignored",
+    ),
+    Rule(
         code="ATT201",
         name="product-overflows-float16",
         severity=Severity.WARNING,

@@ -1,7 +1,7 @@
 """What a run of the model leaves behind for the rules: small numbers for each attention call, never its q and k.
 
 The rules (`scale`, `numeric_range`, `health`, `masks`) read an `Evidence` and return findings; none of them runs the model again.
-`scale.measure_call(call)` is called inside the forward pass for each attention call (no transfer to the host, nothing of the
+`scale_measured.measure_call(call)` is called inside the forward pass for each attention call (no transfer to the host, nothing of the
 size of q or k kept); what it returns is kept as `CallEvidence.scaling`. `scale.scale_findings(evidence)` returns its findings.
 """
 
@@ -52,7 +52,7 @@ class CallEvidence:
         masked_rows: [heads] int64, real queries (by the inputs' own attention mask, where it fits) with no visible key.
         real_rows: how many real queries there are for each head.
         sink: the strongest key of the rows.
-        scaling: what `scale.measure_call` returned.
+        scaling: what `scale_measured.measure_call` returned; shown: what `backend.measure_output` did.
         written: as in the call; orders: what orders of operations do to a few of its rows, in each narrow dtype.
     """
 
@@ -77,6 +77,7 @@ class CallEvidence:
     real_rows: int
     sink: KeyShare
     scaling: Any = None
+    shown: Any = None
     written: Written | None = None
     orders: tuple[OrderFigures, ...] = ()
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attemper.capture.record import AttentionCall
+from attemper.checker.backend import Shown, measure_output
 from attemper.checker.evidence import CallEvidence, KeyShare
 from attemper.checker.orders import Measured, read_orders, run_orders
 from attemper.checker.scale_measured import measure_call
@@ -23,7 +24,7 @@ class Reduced:
         stats, scaling: as in `CallEvidence`; scale: the call's own.
         figures: the tensors of `CallEvidence` by name.
         sink: [heads] tensors and the number of rows they are over.
-        mismatch: of the call; orders: what orders of operations do to it.
+        mismatch: of the call; shown: what its output shows; orders: what orders of operations do to it.
     """
 
     place: dict[str, Any]
@@ -33,6 +34,7 @@ class Reduced:
     figures: dict[str, Tensor]
     sink: dict[str, Tensor]
     mismatch: Tensor | None
+    shown: Shown
     orders: Measured | None
 
     @property
@@ -82,9 +84,10 @@ def reduce_call(call: AttentionCall, padding: Tensor | None) -> Reduced:
     }
     first = real.int().argmax(-1) if is_self_attention(call) else real.new_zeros(batch, dtype=torch.int64)
     sink = _strongest_keys(rows.argmax, rows.peak(), counted & (rows.count > 1), keys, first)
-    statistics, scaling = HeadStats.from_rows(rows, shown), measure_call(call)
+    output = measure_output(call, real if shown is None else real & shown)
+    statistics, scaling = HeadStats.from_rows(rows, shown), measure_call(call, output.scale)
     orders = run_orders(call, rows, counted) if keys else None
-    return Reduced(place, statistics, call.scale, scaling, figures, sink, call.mismatch, orders)
+    return Reduced(place, statistics, call.scale, scaling, figures, sink, call.mismatch, output, orders)
 
 
 def read_back(reduced: Reduced, *, in_causal_part: bool) -> CallEvidence:
@@ -106,6 +109,7 @@ def read_back(reduced: Reduced, *, in_causal_part: bool) -> CallEvidence:
         real_rows=int(figures["real_rows"]),
         sink=KeyShare(sink["key"], sink["rows"] / total, sink["weight"].double() / total, sink["at_start"]),
         scaling=reduced.scaling,
+        shown=reduced.shown,
         orders=() if reduced.orders is None else read_orders(reduced.orders),
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attemper.capture import Unseen
+from attemper.checker.backend import backend_findings
 from attemper.checker.budget import size
 from attemper.checker.evidence import CallEvidence, Evidence
 from attemper.checker.health import health_findings
@@ -27,6 +28,7 @@ from attemper.report import Finding, LayerRow, Report
 
 _RULES: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
     scale_findings,
+    backend_findings,
     range_findings,
     narrow_findings,
     health_findings,

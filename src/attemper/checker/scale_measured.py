@@ -42,6 +42,7 @@ class Scaling:
         scale: the factor that the call applies: a number, or a tensor where it differs by head or position.
         query, key: what became of q and k before; None where they were not followed. Reading them may wait for the device.
         queries: how many there are; first: position of the first.
+        fitted: the scale was fitted to the call's output, so it is known to a few digits only.
     """
 
     head_dim: int
@@ -51,6 +52,7 @@ class Scaling:
     key: Operand | Origin | None = Operand()
     queries: int = 1
     first: int = 0
+    fitted: bool = False
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -67,9 +69,14 @@ class Scaling:
         return bool(self.query and self.query.parts)
 
 
-def measure_call(call: AttentionCall) -> Scaling:
-    """What the scale rules need of one call; nothing of the size of q or k, and no transfer to the host."""
-    scale = call.scale.detach().clone() if isinstance(call.scale, Tensor) else call.scale
+def measure_call(call: AttentionCall, shown: float | Tensor | None = None) -> Scaling:
+    """What the scale rules need of one call; nothing of the size of q or k, and no transfer to the host.
+
+    Args:
+        shown: the scale that the call's output shows, where it is not the one that it states.
+    """
+    scale = call.scale if shown is None else shown
+    scale = scale.detach().clone() if isinstance(scale, Tensor) else scale
     queries, keys = call.query.shape[-2], call.key.shape[-2]
     return Scaling(
         head_dim=call.query.shape[-1],
@@ -78,6 +85,7 @@ def measure_call(call: AttentionCall) -> Scaling:
         query=call.query_origin,
         key=call.key_origin,
         queries=queries,
+        fitted=shown is not None,
         first=max(keys - queries, 0) if call.self_attention and call.seam != "multihead" else 0,
     )
 
@@ -85,7 +93,8 @@ def measure_call(call: AttentionCall) -> Scaling:
 def applied(scaling: Scaling, scale: float) -> Applied:
     """What one head does, given the factor that its call applies."""
     query, key = scaling.query or Operand(None, "unknown"), scaling.key or Operand(None, "unknown")
-    return Applied(scale, _factor(query), _factor(key), query.change == "normalised", key.change == "normalised")
+    norms = query.change == "normalised", key.change == "normalised"
+    return Applied(scale, _factor(query), _factor(key), *norms, fitted=scaling.fitted)
 
 
 def by_head(scale: float | Tensor, heads: int) -> tuple[float, ...] | None:

@@ -28,6 +28,7 @@ class Applied:
         query, key: the factor by which q and k were multiplied since their projections, or since the norm behind them; None
             where that is not known.
         query_norm, key_norm: whether a norm lies between the projection and the call.
+        fitted: `passed` was fitted to the call's output, so it is known to a few digits only.
     """
 
     passed: float
@@ -35,6 +36,7 @@ class Applied:
     key: float | None = 1.0
     query_norm: bool = False
     key_norm: bool = False
+    fitted: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def judge(
     if not math.isfinite(effective):
         return Verdict("ATT104", Severity.ERROR, effective, expected, "it is not a finite number")
     off = abs(effective / expected - 1)
-    measured = any(factor is not None and abs(factor - 1) > EXACT for factor in (applied.query, applied.key))
+    measured = applied.fitted or any(factor is not None and abs(factor - 1) > EXACT for factor in (applied.query, applied.key))
     if off <= (max(limits.scale_measured, limits.scale_exact) if measured else limits.scale_exact):
         return None
     if off <= limits.scale_measured:

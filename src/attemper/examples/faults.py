@@ -5,6 +5,8 @@
 Each takes a few lines, so that the fault can be read. Weights are random with one seed, or made for the purpose.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -104,6 +106,28 @@ class _ScaleDiffers(Attention):
 def scale_differs() -> Model:
     """ATT104: 1/d_head in place of 1/sqrt(d_head)."""
     return _model(_ScaleDiffers)
+
+
+class _Accelerated(Tensor):
+    """Tensors of a backend that takes `is_causal` and does nothing with it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention:
+            given.pop("is_causal", None)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **given)
+
+
+class _ArgumentIgnored(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query.as_subclass(_Accelerated), key, value, is_causal=True)
+
+
+def argument_ignored() -> Model:
+    """ATT105: the call says causal, and the backend lets every token see all others."""
+    return _model(_ArgumentIgnored)
 
 
 def _grown(factor: float) -> Model:

@@ -75,8 +75,8 @@ def outcome_fields(data: dict[str, Any]) -> dict[str, Any]:
                 HeadStats.from_dict(each["stats"]),
                 from_json(each["scale"]),
                 _read_scales(each["scales"]),
-                each["own_order"],
-                tuple(OrderFigures.from_dict(order) for order in each["orders"]),
+                own_order=each["own_order"],
+                orders=tuple(OrderFigures.from_dict(order) for order in each["orders"]),
             )
             for each in data["layers"]
         )

@@ -35,22 +35,22 @@ class Applied:
     excess: float = 0.0
 
 
-def applied(call: AttentionCall, real: Tensor) -> Applied:
+def applied(call: AttentionCall, real: Tensor, sample: slice | None = None) -> Applied:
     """The rule that the call's output shows; the stated one where the output is not known.
 
     Args:
-        real: bool [batch, queries], the queries to judge by.
+        real: bool [batch, queries], the queries to judge by; sample: of these only some, side by side.
     """
     if call.output is None or not call.query.numel() or not call.key.numel():
         return Applied(call)
-    excess = _excess(call, real)
+    excess = _excess(call, real, sample)
     if excess <= 1:
         return Applied(call)
-    tried = [(found, cause, words, _excess(found, real)) for found, cause, words in _alternatives(call, real)]
+    tried = [(found, cause, words, _excess(found, real, sample)) for found, cause, words in _alternatives(call, real, sample)]
     best = min(tried, key=lambda each: each[3], default=None)
     if best is None or best[3] > 1:
         if math.isinf(excess):
-            return Applied(call, "nonfinite", _overflow(call, real), excess)
+            return Applied(call, "nonfinite", _overflow(call, real, sample), excess)
         return Applied(call, "unknown", "an output that its own q, k, v, scale and mask do not give", excess)
     return Applied(best[0], best[1], best[2], excess)
 
@@ -84,10 +84,10 @@ def _output(view: View, rows: slice) -> tuple[Tensor, Tensor]:
     return output, (weights @ view.value.abs()) * relative + roundoff * output.abs()
 
 
-def _excess(call: AttentionCall, real: Tensor) -> float:
+def _excess(call: AttentionCall, real: Tensor, sample: slice | None) -> float:
     """Largest error of the output as a multiple of its bound; infinite where it is not finite and should be."""
     assert call.output is not None
-    view, worst = View(call), 0.0
+    view, worst = View(call, sample), 0.0
     for rows in view.tiles():
         output, bound = _output(view, rows)
         seen = view.logits(rows).visible.any(-1, keepdim=True)  # rows that see nothing: backends differ, and nobody reads them
@@ -99,7 +99,7 @@ def _excess(call: AttentionCall, real: Tensor) -> float:
     return worst
 
 
-def _alternatives(call: AttentionCall, real: Tensor) -> Iterator[tuple[AttentionCall, str, str]]:
+def _alternatives(call: AttentionCall, real: Tensor, sample: slice | None) -> Iterator[tuple[AttentionCall, str, str]]:
     """Calls that ignore one thing each: (call, cause, words)."""
     queries, keys = call.query.shape[-2], call.key.shape[-2]
     if call.softcap is not None:
@@ -129,13 +129,13 @@ def _alternatives(call: AttentionCall, real: Tensor) -> Iterator[tuple[Attention
         order = torch.arange(heads) % kv_heads
         mapped = replace(call, key=call.key[:, order], value=call.value[:, order])
         yield mapped, "heads", "it repeats the key and value heads in the order 0 1 0 1, not 0 0 1 1"
-    found = _fitted_scale(call, real)
+    found = _fitted_scale(call, real, sample)
     if found is not None:
         yield replace(call, scale=found), "scale", "it does not apply the scale that it is given"
 
 
-def _overflow(call: AttentionCall, real: Tensor) -> str:
-    view, largest = View(replace(call, scale=1.0, softcap=None)), 0.0
+def _overflow(call: AttentionCall, real: Tensor, sample: slice | None) -> str:
+    view, largest = View(replace(call, scale=1.0, softcap=None), sample), 0.0
     for rows in view.tiles():
         largest = max(largest, float(torch.where(real[:, None, rows, None], view.logits(rows).scaled, 0.0).abs().max()))
     name, most = str(call.query.dtype).removeprefix("torch."), torch.finfo(call.query.dtype).max
@@ -145,9 +145,9 @@ def _overflow(call: AttentionCall, real: Tensor) -> str:
     return f"{words} in {name}; the largest |q·k| is {largest:.5g}"
 
 
-def _fitted_scale(call: AttentionCall, real: Tensor) -> Tensor | None:
+def _fitted_scale(call: AttentionCall, real: Tensor, sample: slice | None) -> Tensor | None:
     """The scale of each head that gives the output best, by Gauss-Newton from several starts: [heads], float64."""
-    view = View(call)
+    view = View(call, sample)
     if bool((view.scale == 0).any()):
         return None
     width, stated = view.query.shape[-1], view.scale.mean((0, 2)).expand(view.shape[1])

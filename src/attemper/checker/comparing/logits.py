@@ -35,10 +35,13 @@ class View:
     Attributes:
         call: the record; query: [batch, heads, queries, d]; key, value: [batch, heads, keys, d], repeated for grouped heads.
         scale: [batch or 1, heads or 1, queries or 1].
+
+    Args:
+        sample: the queries that `tiles` goes through; None: all.
     """
 
-    def __init__(self, call: AttentionCall) -> None:
-        self.call = call
+    def __init__(self, call: AttentionCall, sample: slice | None = None) -> None:
+        self.call, self._sample = call, sample
         mask, scale = call.attn_mask, call.scale
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.masked_fill(mask <= HIDDEN, -torch.inf)
@@ -67,11 +70,12 @@ class View:
         return self._inputs.shape
 
     def tiles(self) -> Iterator[slice]:
-        """Ranges of queries, each small enough to be written out."""
+        """Ranges of the queries in the sample, each small enough to be written out."""
         batch, heads, queries, keys = self.shape
         step = max(1, _ELEMENTS // max(1, batch * heads * keys))
-        for start in range(0, queries, step):
-            yield slice(start, min(start + step, queries))
+        first, last, _ = (self._sample or slice(None)).indices(queries)
+        for start in range(first, last, step):
+            yield slice(start, min(start + step, last))
 
     def logits(self, rows: slice) -> Logits:
         """The logits of some queries."""

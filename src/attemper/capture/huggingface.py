@@ -87,6 +87,8 @@ def _tell(recorder: Recorder, form: Form, given: dict[str, Any], output: Any) ->
         scale_given=given.get("scaling"),
         softcap=call.softcap,
         sinks=call.sinks,
+        softcap_given=call.softcap_given,
+        sinks_given=call.sinks_given,
         window=call.window,
         # Keys beyond the queries were there before them. (In a preallocated cache some come after; no rule uses it then.)
         offset=0 if cross else max(0, call.key.shape[2] - call.query.shape[2]),

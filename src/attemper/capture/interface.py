@@ -33,7 +33,10 @@ class Form(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """One call: tensors are [batch, heads, tokens, width], the mask broadcasts to [batch, heads, queries, keys]."""
+    """One call: tensors are [batch, heads, tokens, width], the mask broadcasts to [batch, heads, queries, keys].
+
+    softcap_given and sinks_given are what the model passes to a function whose signature does not name it.
+    """
 
     query: Tensor
     key: Tensor
@@ -45,6 +48,8 @@ class Asked(NamedTuple):
     sinks: Tensor | None
     window: tuple[int, int] | None
     dropout_p: float
+    softcap_given: float | None = None
+    sinks_given: Tensor | None = None
 
 
 def kind_of(name: Any, function: Callable[..., Any], default: Callable[..., Any]) -> str:
@@ -119,6 +124,8 @@ def asked(form: Form, given: dict[str, Any]) -> Asked:
         sinks=_sinks(form, given),
         window=None if window is None else (window - 1, window - 1),
         dropout_p=given.get("dropout", 0.0) if module.training or form.kind != "eager" else 0.0,
+        softcap_given=None if form.softcap else given.get("softcap"),
+        sinks_given=_unnamed_sinks(form, given, query.shape[1]),
     )
 
 
@@ -158,3 +165,8 @@ def _sinks(form: Form, given: dict[str, Any]) -> Tensor | None:
         return None
     sinks = given.get(form.sinks) if form.sinks else getattr(given["module"], "sinks", None)
     return sinks.reshape(-1) if isinstance(sinks, Tensor) else None
+
+
+def _unnamed_sinks(form: Form, given: dict[str, Any], heads: int) -> Tensor | None:
+    sinks = next((given[name] for name in ("s_aux", "sinks") if given.get(name) is not None), None)
+    return sinks.reshape(-1) if form.sinks is None and isinstance(sinks, Tensor) and sinks.numel() == heads else None

@@ -50,6 +50,8 @@ class AttentionCall:
         mismatch: where the model's own logits can be had ("eager", "flex"): a bool without dimension on the device, True where
             they differ from this record by more than rounding. Then the record is wrong, and the capture names it as unseen.
         query_origin, key_origin: how q and k relate to their projections, where the capture follows them; or None.
+        softcap_given, sinks_given: what the model passes to a function that does not name it among its parameters (it may still
+            use it, or drop it silently); or None.
         output: [batch, heads, queries, d_v], what the call itself returned, where the seam sees it; or None.
         written: the order of operations of code that writes its logits down; None for kernels, which keep them in float32.
     """
@@ -74,6 +76,8 @@ class AttentionCall:
     mismatch: Tensor | None = None
     query_origin: Origin | None = None
     key_origin: Origin | None = None
+    softcap_given: float | None = None
+    sinks_given: Tensor | None = None
     output: Tensor | None = None
     written: Written | None = None
 

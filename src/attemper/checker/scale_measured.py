@@ -132,7 +132,8 @@ def effective_curve(scaling: Scaling, design: Design) -> Tensor | None:
 
 
 def _factor(operand: Operand | Origin) -> float | None:
-    return 1.0 if operand.change == "unchanged" else operand.factor
+    factor = 1.0 if operand.change == "unchanged" else operand.factor
+    return 1.0 if factor is not None and abs(factor - 1.0) <= operand.tolerance else factor
 
 
 def _part(operand: Operand | Origin | None, number: int) -> Operand | Origin:

@@ -43,7 +43,9 @@ def finding(code: str = "ATT301", severity: Severity = Severity.WARNING, **chang
 
 
 def report(*findings: Finding, layers: int = 3, **changes: object) -> Report:
-    rows = tuple(LayerRow(f"layers.{i}.attention", 0, "sdpa", stats(i), 0.125, own_order="eager", orders=orders(i)) for i in range(layers))
+    rows = tuple(
+        LayerRow(f"layers.{i}.attention", 0, "sdpa", stats(i), 0.125, own_order="eager", orders=orders(i)) for i in range(layers)
+    )
     return Report(
         **{"model": "a model", "inputs": "some inputs", "dtype": "float32", "rows": rows, "findings": findings} | changes
     )

@@ -431,6 +431,8 @@ def test_a_chain_that_was_misread_is_named_and_left_out_of_the_check() -> None:
     with torch.no_grad(), capture(model, calls.append) as captured:
         model(*qkv())
     assert [bool(call.mismatch) for call in calls] == [True]
+    assert calls[0].logits_over_record is not None
+    torch.testing.assert_close(calls[0].logits_over_record, torch.full((HEADS,), 2.0, dtype=torch.float64), rtol=1e-6, atol=0)
     ((name, reason),) = [(each.module, each.reason) for each in captured.unseen()]
     assert name == "attn"
     assert "does not give the logits" in reason

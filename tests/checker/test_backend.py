@@ -118,7 +118,10 @@ def test_an_argument_that_is_ignored_is_named(name: str, ignores: str, words: st
 def test_a_softcap_that_is_passed_on_without_being_named_gives_nothing(register: Callable[..., None]) -> None:
     from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
-    register(lambda *args, **given: eager_attention_forward(*args, **given), added=True)
+    def passes_on(*args: Any, **given: Any) -> Any:
+        return eager_attention_forward(*args, **given)
+
+    register(passes_on, added=True)
     model, inputs = build("gemma2", gain=3.0, padding="left")
     model.set_attn_implementation(NAME)
     assert attemper.check(model, dict(inputs), select="ATT1").findings == ()

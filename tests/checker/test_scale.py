@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attemper import check
 from attemper.capture import AttentionCall, capture
 from attemper.checker.scale import effective, scale_findings
 from attemper.checker.scale_measured import Scaling, measure_call
@@ -30,7 +31,7 @@ def evidence(model: nn.Module, inputs: dict[str, Tensor]) -> Any:
     with torch.no_grad(), capture(model, observe, follow_projections=True):
         model(**inputs)
     assert calls
-    return SimpleNamespace(model=model, config=getattr(model, "config", None), calls=calls, thresholds=DEFAULTS)
+    return SimpleNamespace(model=model, config=getattr(model, "config", None), calls=calls, thresholds=DEFAULTS, misread=())
 
 
 def findings(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Finding, ...]:
@@ -58,7 +59,11 @@ def inject(model: nn.Module, scale: Callable[[nn.Module, int], float]) -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_architecture_as_its_authors_meant_it_gives_nothing(name: str) -> None:
-    assert findings(*build(name)) == ()
+    model, inputs = build(name, gain=3.0)  # logits away from zero, so that an argument that is ignored shows
+    assert findings(model, inputs) == ()
+    report = check(model, dict(inputs), select="ATT1")
+    assert report.rows
+    assert report.findings == ()
 
 
 @pytest.mark.parametrize(
@@ -139,6 +144,61 @@ def test_gpt2_run_by_a_backend_that_ignores_its_flag() -> None:
     assert (finding.code, finding.module) == ("ATT104", "transformer.h.1.attn")
     assert finding.measured / finding.threshold == pytest.approx(2.0)
     assert "scale_attn_by_inverse_layer_idx" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("flags", "scale", "words"),
+    [
+        ({"scale_attn_weights": False}, lambda width, _layer: width**-0.5, "flag ignored: scale_attn_weights"),
+        (
+            {"scale_attn_by_inverse_layer_idx": False},
+            lambda width, layer: width**-0.5 / (layer + 1),
+            "flag ignored: the config switches scale_attn_by_inverse_layer_idx off",
+        ),
+        (
+            {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True},
+            lambda _width, _layer: 1.0,
+            "flag ignored: scale_attn_by_inverse_layer_idx",
+        ),
+    ],
+)
+def test_a_flag_of_the_config_that_is_ignored_is_named(flags: dict[str, Any], scale: Any, words: str) -> None:
+    model, inputs = build("gpt2", n_layer=3, **flags)
+    for module, attribute, width in list(scaled_modules(model)):
+        setattr(module, attribute, scale(width, module.layer_idx))
+    last = findings(model, inputs)[-1]  # 1/2, in the layer before, is also the ratio of 1/sqrt(24) to 1/sqrt(6)
+    assert (last.code, last.severity, last.module) == ("ATT104", Severity.ERROR, "transformer.h.2.attn")
+    assert words in last.message
+
+
+def test_a_scale_that_may_hide_in_a_query_is_a_warning() -> None:
+    class Hidden(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (each(x).unflatten(-1, (3, 13)).transpose(1, 2) for each in (self.q_proj, self.k_proj, self.v_proj))
+            q = (q + 0.2 * q.roll(1, -1)) * 13**-0.5  # a mixing that keeps no norm
+            return self.out(F.scaled_dot_product_attention(q, k, v, scale=1.0).transpose(1, 2).flatten(-2))
+
+    torch.manual_seed(3)
+    (finding,) = findings(Hidden(model_type="llama"), {"x": torch.randn(2, 7, 17)})
+    assert (finding.code, finding.severity) == ("ATT101", Severity.WARNING)
+    assert "q could not be followed" in finding.message
+
+
+def test_the_logits_themselves_tell_a_scale_that_was_misread() -> None:
+    class BehindItsBack(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (each(x).unflatten(-1, (3, 13)).transpose(1, 2) for each in (self.q_proj, self.k_proj, self.v_proj))
+            z = q @ k.mT
+            z.view(-1).mul_(1 / 13)  # through a view: the product itself is never an argument
+            return self.out((z.softmax(-1) @ v).transpose(1, 2).flatten(-2))
+
+    torch.manual_seed(3)
+    report = check(nn.Sequential(BehindItsBack(model_type="opt")), (torch.randn(2, 7, 17),), select="ATT1")
+    assert [each for each, _ in report.unseen] == ["0"]
+    (finding,) = report.findings
+    assert finding.code == "ATT102"
+    assert finding.measured == pytest.approx(1 / 13, rel=1e-5)
+    assert "regression of its logits" in finding.message
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v2"])
@@ -264,7 +324,7 @@ def test_torchs_own_attention_gives_nothing(training: bool) -> None:
 
 def heads_evidence(scale: Tensor, model: nn.Module) -> Any:
     call = SimpleNamespace(module="0", call=0, scaling=Scaling(head_dim=13, heads=3, scale=scale))
-    return SimpleNamespace(model=model, config=None, calls=[call], thresholds=DEFAULTS)
+    return SimpleNamespace(model=model, config=None, calls=[call], thresholds=DEFAULTS, misread=())
 
 
 def test_a_scale_for_each_head_is_judged_for_each_head() -> None:
@@ -279,6 +339,23 @@ def test_a_scale_that_differs_where_no_rule_is_known_is_left_alone() -> None:
     assert scale_findings(heads_evidence(torch.tensor([0.2, 0.3, 1.7]), model)) == ()
     assert scale_findings(heads_evidence(torch.rand(2, 3, 7), model)) == ()
     assert len(scale_findings(heads_evidence(torch.ones(2, 3, 7), model))) == 1
+
+
+def test_a_learned_scale_is_described() -> None:
+    model, inputs = build("swinv2")
+    for name, parameter in model.named_parameters():
+        if name.endswith("logit_scale"):
+            with torch.no_grad():
+                parameter.copy_(torch.linspace(1, 7, parameter.numel()).view_as(parameter))  # ln 100 is 4.6
+    report = check(model, dict(inputs), select="ATT1")
+    assert report.findings == ()
+    (note,) = (note for note in report.notes if "is learned" in note)
+    assert f"from {math.exp(1):.5g} to 100" in note
+    row = report.rows[0]
+    assert row.scale is None
+    assert row.scales is not None
+    assert len(row.scales.values) == row.stats.rows.shape[0] > 1
+    assert "2.7183…" in str(report)
 
 
 @pytest.mark.parametrize(("factory", "codes"), [("unscaled", {"ATT101"}), ("scaled", set())])

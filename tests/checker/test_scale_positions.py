@@ -126,7 +126,7 @@ def hand_made(scale: float | Tensor, query: Operand, kind: str, **config: Any) -
     model.config = SimpleNamespace(model_type=kind, **config)
     scaling = Scaling(head_dim=10, heads=3, scale=scale, query=query, queries=7)
     call = SimpleNamespace(module="", call=0, scaling=scaling, queries=7)
-    return SimpleNamespace(model=model, config=model.config, calls=[call], thresholds=DEFAULTS)
+    return SimpleNamespace(model=model, config=model.config, calls=[call], thresholds=DEFAULTS, misread=())
 
 
 LLAMA4 = {"attn_temperature_tuning": True, "attn_scale": 0.3, "floor_scale": 2, "no_rope_layers": [0]}

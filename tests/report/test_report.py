@@ -9,7 +9,8 @@ import torch
 from rich.console import Console
 
 from attemper.errors import ArgumentError
-from attemper.report import LayerRow, Report, Severity
+from attemper.report import LayerRow, Report, ScaleRange, Severity
+from attemper.report.explanations import explained
 from attemper.report.layout import table
 from attemper.report.terminal import print_report
 from attemper.stats import HeadStats, RowStats
@@ -189,3 +190,18 @@ class TestText:
         assert not set(text) & set("\u202e\u200b\x9b\x07")
         assert text.count("[bold red]") >= 9
         assert "\\x1b[2J" in text
+
+
+def test_a_scale_that_varies_is_shown_kept_and_explained() -> None:
+    by_head, by_position = ScaleRange((0.25, 0.5)), ScaleRange((0.125, 1.5), by_position=True)
+    rows = (LayerRow("one", 0, "sdpa", stats(0), None, by_head), LayerRow("two", 1, "sdpa", stats(1), None, by_position))
+    before = report(rows=rows)
+    text = str(before)
+    assert "0.25…0.5" in text
+    assert "0.125…1.5" in text
+    data = json.loads(json.dumps(before.to_dict()))
+    assert data["layers"][1]["scales"] == {"values": [0.125, 1.5], "by_position": True}
+    assert [row.scales for row in Report.from_dict(data).rows] == [by_head, by_position]
+    (lines,) = (lines for title, lines in explained(before, ()) if title == "the scales that vary")
+    assert lines == ["one: by head, 0: 0.25, 1: 0.5", "two call 1: by position, from 0.125 to 1.5"]
+    assert (by_head.single, by_position.single, ScaleRange((0.5,)).single) == (None, None, 0.5)

@@ -1,4 +1,7 @@
-"""Compares the logits that a record describes with those that the model gave to its softmax."""
+"""Compares the logits that a record describes with those that the model gave to its softmax.
+
+Where they differ, a regression of the logits on the described ones tells whether they are merely another multiple of q·k.
+"""
 
 import torch
 from torch import Tensor
@@ -55,6 +58,39 @@ def disagreement(
     close = (described_logits - logits).abs() <= allowed
     overflown = (logits == torch.inf) & (described_logits > torch.finfo(chain.coarsest).max / 2)
     return ~(close | logits.isnan() | (hidden & (logits <= HIDDEN)) | overflown).all()
+
+
+def slope(
+    logits: Tensor, query: Tensor, key: Tensor, described: tuple[float | Tensor, float | Tensor | None, Tensor | None]
+) -> Tensor:
+    """Least squares of the sampled logits, bias and cap undone, on the described scale · q·k: [heads], on the device.
+
+    1 where the record is right. Over the visible pairs of each row, means of rows taken out: a softmax does not see them.
+    """
+    scale, softcap, bias = described
+    dtype = torch.float32 if query.device.type == "mps" else torch.float64
+    step = stride(query.shape[2])
+    rows, columns = query[:, :, ::step].to(dtype), key.to(dtype)
+    columns = columns.repeat_interleave(rows.shape[1] // columns.shape[1], dim=1)
+    if isinstance(scale, Tensor):
+        scale = (scale[:, :, ::step] if scale.shape[2] > 1 else scale).to(dtype)
+    product, plain = rows @ columns.mT * scale, logits.to(dtype)
+    visible = plain.isfinite() & (plain > HIDDEN)
+    if bias is not None:
+        bias = (bias[:, :, ::step] if bias.shape[2] > 1 else bias).to(dtype)
+        visible = visible & (bias > HIDDEN)
+        plain = plain - bias
+    if softcap is not None:
+        plain = torch.atanh((plain / softcap).clamp(-1 + 1e-6, 1 - 1e-6)) * softcap
+    count = visible.sum(-1, keepdim=True).clamp(min=1)
+
+    def centred(values: Tensor) -> Tensor:
+        values = torch.where(visible, values, 0.0)
+        return torch.where(visible, values - values.sum(-1, keepdim=True) / count, 0.0)
+
+    product, plain = centred(product), centred(plain)
+    squares = product.square().sum((0, 2, 3))
+    return torch.where(squares > 0, (product * plain).sum((0, 2, 3)) / squares, 1.0)
 
 
 def _eps(chain: Chain, query: Tensor) -> float:

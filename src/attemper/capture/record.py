@@ -49,6 +49,8 @@ class AttentionCall:
         self_attention: False where the keys are known to come from another sequence than the queries.
         mismatch: where the model's own logits can be had ("eager", "flex"): a bool without dimension on the device, True where
             they differ from this record by more than rounding. Then the record is wrong, and the capture names it as unseen.
+        logits_over_record: [heads] on the device, by which multiple of this record's scale a regression of the model's own
+            logits on q·k explains them ("eager"): 1 where the record is right, NaN where no multiple explains them; or None.
         query_origin, key_origin: how q and k relate to their projections, where the capture follows them; or None.
         softcap_given, sinks_given: what the model passes to a function that does not name it among its parameters (it may still
             use it, or drop it silently); or None.
@@ -74,6 +76,7 @@ class AttentionCall:
     dropout_p: float = 0.0
     self_attention: bool = True
     mismatch: Tensor | None = None
+    logits_over_record: Tensor | None = None
     query_origin: Origin | None = None
     key_origin: Origin | None = None
     softcap_given: float | None = None

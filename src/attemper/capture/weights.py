@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from attemper.capture.agreement import disagreement, sample
+from attemper.capture.agreement import disagreement, sample, slope
 from attemper.capture.arrangement import Arrangement
 from attemper.capture.axes import Axes, Group
 from attemper.capture.chains import Chain
@@ -74,6 +74,9 @@ def tell_with_values(recorder: Recorder, weights: Weights, factors: Factors, pla
             recorder.refuse(name, "its scale differs by key, or its softcap is a tensor, which no record can describe")
             return True
         mismatch = disagreement(attending.logits, query, key, chain, described)
+        multiple = slope(attending.logits, query, key, described)
+        again = (described[0] * multiple.view(1, -1, 1, 1), *described[1:])
+        multiple = torch.where(disagreement(attending.logits, query, key, chain, again), torch.nan, multiple)
     with without_autocast(value.device):
         recorder.tell(
             name,
@@ -89,6 +92,7 @@ def tell_with_values(recorder: Recorder, weights: Weights, factors: Factors, pla
             dropout_p=weights.dropout_p,
             self_attention=not crosses(recorder, name),
             mismatch=mismatch,
+            logits_over_record=multiple,
             doubt=_DOUBT,
             written=_written(chain),
         )

@@ -81,7 +81,7 @@ RULES: tuple[Rule, ...] = (
         why=(
             "The same weights then give other results than under the backend that they were trained or tested with. Some rows "
             "of each call are computed in float64 by the rule that the call states; an output that rounding cannot explain is "
-            "tried against known ways of not doing as told. Where none fits, it is a warning: something else is added or left out."
+            "tried against known ways of not doing as told. Where none fits, it is a warning: something else was done."
         ),
         remedy=(
             "Pass the argument on inside the attention function, or choose a backend that takes it; a mask function has to be "

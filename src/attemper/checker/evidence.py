@@ -1,8 +1,9 @@
 """What a run of the model leaves behind for the rules: small numbers for each attention call, never its q and k.
 
 The rules (`scale`, `numeric_range`, `health`, `masks`) read an `Evidence` and return findings; none of them runs the model again.
-`scale_measured.measure_call(call)` is called inside the forward pass for each attention call (no transfer to the host, nothing of the
-size of q or k kept); what it returns is kept as `CallEvidence.scaling`. `scale.scale_findings(evidence)` returns its findings.
+`scale_measured.measure_call(call)` is called inside the forward pass for each attention call (no transfer to the host, nothing
+of the size of q or k kept); what it returns is kept as `CallEvidence.scaling`. `scale.scale_findings(evidence)` returns its
+findings.
 """
 
 from dataclasses import dataclass
@@ -88,6 +89,19 @@ class CallEvidence:
 
 
 @dataclass(frozen=True)
+class Misread:
+    """A call whose record disagrees with the model's own logits: only the scale that these show is known of it.
+
+    Attributes:
+        module, call: as in `CallEvidence`; scaling: with the scale that a regression of the logits on q·k gives.
+    """
+
+    module: str
+    call: int
+    scaling: Any
+
+
+@dataclass(frozen=True)
 class NonFinite:
     """The first NaN or infinity of the forward pass.
 
@@ -141,6 +155,7 @@ class Evidence:
         causal_claim: why the model is held to be causal, "" where nothing says so.
         future: outcome of changing later tokens; padding: outcome of changing padded tokens; None where not run.
         thresholds: the numbers that findings are decided by.
+        misread: calls that are left out of `calls`, where the scale is known all the same.
     """
 
     model: nn.Module
@@ -153,3 +168,4 @@ class Evidence:
     future: Leak | None = None
     padding: Leak | None = None
     thresholds: Thresholds = DEFAULTS
+    misread: tuple[Misread, ...] = ()

@@ -20,7 +20,7 @@ from attemper.checker.inputs import Inputs
 from attemper.checker.load import Subject
 from attemper.checker.options import Progress, one_line
 from attemper.checker.outputs import Outputs, bodies, first_float, hidden_states
-from attemper.checker.reduce import Reduced, read_back, reduce_call
+from attemper.checker.reduce import Reduced, misread, read_back, reduce_call
 from attemper.checker.streaming import Away
 from attemper.checker.thresholds import Thresholds
 from attemper.errors import AttemperError, LoadError
@@ -69,6 +69,7 @@ def measure(subject: Subject, inputs: Inputs, thresholds: Thresholds, tell: Prog
             largest_activation=activations.largest(),
             causal_claim=probes.causal_claim(model, config, inputs, calls),
             thresholds=thresholds,
+            misread=tuple(found for each in reduced if (found := misread(each))),
         )
         if evidence.nonfinite is None:
             tell(f"trying {subject.name} on changed inputs")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attemper.capture.record import AttentionCall
 from attemper.checker.backend import Shown, measure_output
-from attemper.checker.evidence import CallEvidence, KeyShare
+from attemper.checker.evidence import CallEvidence, KeyShare, Misread
 from attemper.checker.orders import Measured, read_orders, run_orders
 from attemper.checker.scale_measured import measure_call
 from attemper.checker.visibility import is_self_attention, sees_future, sees_padding
@@ -112,6 +112,12 @@ def read_back(reduced: Reduced, *, in_causal_part: bool) -> CallEvidence:
         shown=reduced.shown,
         orders=() if reduced.orders is None else read_orders(reduced.orders),
     )
+
+
+def misread(reduced: Reduced) -> Misread | None:
+    """What is known of a call that does not hold; None where it holds or nothing is."""
+    scaling = None if reduced.holds else reduced.scaling.by_regression()
+    return scaling and Misread(reduced.place["module"], reduced.place["call"], scaling)
 
 
 def on_cpu(stats: HeadStats) -> HeadStats:

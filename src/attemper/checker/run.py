@@ -20,7 +20,7 @@ from attemper.checker.numeric_range import range_findings
 from attemper.checker.options import Options, Progress, one_line
 from attemper.checker.orders import own_order
 from attemper.checker.probes import embedding
-from attemper.checker.scale import effective, position_notes, scale_findings
+from attemper.checker.scale import effective, learned_notes, position_notes, scale_findings
 from attemper.checker.selection import Codes, Selection
 from attemper.checker.thresholds import THRESHOLDS, Thresholds
 from attemper.errors import LoadError
@@ -123,7 +123,14 @@ def _row(evidence: Evidence, call: CallEvidence) -> LayerRow:
     scales = effective(evidence.model, evidence.config, call)
     own = own_order(call.written, evidence.dtype) if call.orders else ""
     return LayerRow(
-        call.module, call.call, call.seam, call.stats, scales and scales.single, scales, own_order=own, orders=call.orders
+        call.module,
+        call.call,
+        call.seam,
+        call.stats,
+        None if scales is None else scales.single,
+        scales,
+        own_order=own,
+        orders=call.orders,
     )
 
 
@@ -153,7 +160,7 @@ def _unusual(selection: Selection, thresholds: Thresholds, subject: Subject) -> 
 
 
 def _notes(evidence: Evidence) -> list[str]:
-    notes = position_notes(evidence)
+    notes = [*learned_notes(evidence), *position_notes(evidence)]
     by_position = [call.module for call in evidence.calls if isinstance(call.scale, Tensor) and call.scale.dim() > 1]
     if by_position:
         notes.append(f"the scale differs by position in {len(by_position)} calls, such as {by_position[0]}")

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from attemper.checker.codes import RULES
-from attemper.checker.evidence import CallEvidence, Evidence
+from attemper.checker.evidence import CallEvidence, Evidence, Misread
 from attemper.checker.scale_config import setting
 from attemper.checker.scale_curve import judge_curve, shows
 from attemper.checker.scale_measured import Scaling, applied, by_head, effective_curve
@@ -23,7 +23,7 @@ _REMEDIES = {rule.code: rule.remedy for rule in RULES}
 def scale_findings(evidence: Evidence) -> tuple[Finding, ...]:
     """The findings ATT101 to ATT104; a module that is called several times with one fault gives one finding."""
     findings: dict[tuple[str, str, str], Finding] = {}
-    for call in evidence.calls:
+    for call in (*evidence.calls, *evidence.misread):
         if not isinstance(call.scaling, Scaling):
             continue
         for finding in _call_findings(evidence, call, call.scaling):
@@ -70,6 +70,23 @@ def judged(
         yield expected, verdict, tuple(heads) if len(scales) > 1 else ()
 
 
+def learned_notes(evidence: Evidence) -> list[str]:
+    """Calls whose scale is trained: which range it has, since there is nothing to hold it against."""
+    ranges = []
+    for call in evidence.calls:
+        if isinstance(call.scaling, Scaling):
+            expected = _expected(evidence.model, evidence.config, call.module, call.scaling)
+            scales = effective(evidence.model, evidence.config, call) if expected.certain and expected.value is None else None
+            if scales is not None:
+                ranges.append((call.module, scales.values))
+    if not ranges:
+        return []
+    values = [value for _, each in ranges for value in each]
+    span = f"from {min(values):.5g} to {max(values):.5g}"
+    where = f"{len(ranges)} calls, such as {ranges[0][0]}"
+    return [f"the scale of {where}, is learned, {span}: there is no rule to hold it against"]
+
+
 def position_notes(evidence: Evidence) -> list[str]:
     """Calls whose rule has a factor by position that this run could not show."""
     short, hidden = [], []
@@ -106,12 +123,14 @@ def _of_head(
     return verdict and replace(verdict, cause=f"{verdict.cause}, in the part of the width that RoPE turns")
 
 
-def _call_findings(evidence: Evidence, call: CallEvidence, scaling: Scaling) -> Iterator[Finding]:
+def _call_findings(evidence: Evidence, call: CallEvidence | Misread, scaling: Scaling) -> Iterator[Finding]:
     for expected, verdict, heads in judged(evidence.model, evidence.config, call.module, scaling, evidence.thresholds):
         yield _finding(call, scaling, expected, verdict, heads)
 
 
-def _finding(call: CallEvidence, scaling: Scaling, expected: ExpectedScale, verdict: Verdict, heads: tuple[int, ...]) -> Finding:
+def _finding(
+    call: CallEvidence | Misread, scaling: Scaling, expected: ExpectedScale, verdict: Verdict, heads: tuple[int, ...]
+) -> Finding:
     name = f"{expected.architecture} calls for" if expected.certain else "the usual rule is"
     doubts = []
     if not expected.certain:
@@ -119,6 +138,8 @@ def _finding(call: CallEvidence, scaling: Scaling, expected: ExpectedScale, verd
     if scaling.hidden and not (expected.design.turned and scaling.has_parts):
         words = f"{' and '.join(scaling.hidden)} could not be followed to the projection"
         doubts.append(f"{words}, so a factor hidden there would not be seen")
+    if isinstance(call, Misread):
+        doubts.append("the scale is that of a regression of its logits on q·k, since its own code was not understood")
     message = (
         f"q·k is multiplied by {verdict.effective:.5g}; {name} {expected.rule} = {verdict.expected:.5g} "
         f"(d_head {scaling.head_dim}): {verdict.cause}."

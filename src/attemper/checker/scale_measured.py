@@ -13,6 +13,8 @@ from attemper.capture.record import AttentionCall
 from attemper.checker.scale_rules import Design
 from attemper.checker.scale_verdict import Applied
 
+_SAME = 1e-6  # heads whose multiples agree so well have one
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -42,7 +44,8 @@ class Scaling:
         scale: the factor that the call applies: a number, or a tensor where it differs by head or position.
         query, key: what became of q and k before; None where they were not followed. Reading them may wait for the device.
         queries: how many there are; first: position of the first.
-        fitted: the scale was fitted to the call's output, so it is known to a few digits only.
+        fitted: the scale was fitted to the call's output or logits, so it is known to a few digits only.
+        regressed: the call's `logits_over_record`.
     """
 
     head_dim: int
@@ -53,6 +56,20 @@ class Scaling:
     queries: int = 1
     first: int = 0
     fitted: bool = False
+    regressed: Tensor | None = None
+
+    def by_regression(self) -> "Scaling | None":
+        """With the scale that the model's own logits show; None where they are no multiple of q·k (or were not seen)."""
+        if self.regressed is None or not bool(self.regressed.isfinite().all()):
+            return None
+        multiple = self.regressed.double().cpu()
+        if bool((multiple - multiple.mean()).abs().max() <= _SAME * multiple.mean().abs()):
+            multiple = multiple.mean()
+        if not isinstance(self.scale, Tensor):
+            return replace(self, scale=self.scale * multiple, fitted=True)
+        scale = self.scale.double().cpu()
+        by_head = multiple if scale.dim() < 2 or multiple.dim() == 0 else multiple.unsqueeze(-1)
+        return replace(self, scale=scale * by_head, fitted=True)
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -77,6 +94,7 @@ def measure_call(call: AttentionCall, shown: float | Tensor | None = None) -> Sc
     """
     scale = call.scale if shown is None else shown
     scale = scale.detach().clone() if isinstance(scale, Tensor) else scale
+    regressed = call.logits_over_record
     queries, keys = call.query.shape[-2], call.key.shape[-2]
     return Scaling(
         head_dim=call.query.shape[-1],
@@ -86,6 +104,7 @@ def measure_call(call: AttentionCall, shown: float | Tensor | None = None) -> Sc
         key=call.key_origin,
         queries=queries,
         fitted=shown is not None,
+        regressed=None if regressed is None else regressed.detach(),
         first=max(keys - queries, 0) if call.self_attention and call.seam != "multihead" else 0,
     )
 

@@ -17,6 +17,7 @@ from attemper.checker.comparing.rounding import unit_roundoff
 
 _STEPS = 40
 _CLOSE = 1e-12
+_TF32 = 2.0**-11  # tensor cores keep 10 bits of each operand
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ def _output(view: View, rows: slice) -> tuple[Tensor, Tensor]:
     """
     dtype = view.call.query.dtype
     roundoff, sums = unit_roundoff(dtype), min(unit_roundoff(torch.float32), unit_roundoff(dtype))
+    if view.query.is_cuda and torch.get_float32_matmul_precision() != "highest":
+        roundoff = max(roundoff, _TF32)
     width, keys = view.query.shape[-1], view.shape[3]
     tile = view.logits(rows)
     weights = view.weights(tile.logits, tile.visible)

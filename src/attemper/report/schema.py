@@ -22,6 +22,7 @@
 Infinities are the strings "inf" and "-inf", what is not a number is null: the file is JSON to every parser.
 """
 
+import math
 from dataclasses import asdict
 from typing import Any
 

@@ -179,19 +179,22 @@ void recentre(Running<Real>& running, Vec<Real> added, int v) {
   running.sum[v] -= count * moved;
 }
 
-// A number near the mean of what a lane sees of its first tile: that of every eighth key. Of sixteen keys and more it is off by a
-// quarter of the spread or so, which costs the sums about it nothing; where a lane sees fewer of them, all are taken.
+// A number near the mean of what a lane sees of its first tile: that of some of its keys, a step apart. The mean of sixteen is
+// off by a quarter of the spread or so, which costs the sums about it nothing; where a lane meets fewer, all are taken. `count`:
+// keys that a lane sees, 0 where it does not ask.
 template <class Real>
 ATTEMPER_OUTLINED Vec<Real> centre_of(const Real* column, const typename Visibility<Real>::Reach& reach, Vec<Real> count) {
-  const Vec<Real> nothing = splat(Real(-kInfinity)), nought = splat(Real(0)), one = splat(Real(1));
-  for (int64_t step = 8;; step = 1) {
+  const Vec<Real> nothing = splat(Real(-kInfinity)), nought = splat(Real(0)), one = splat(Real(1)), enough = splat(Real(16));
+  int64_t step = 8;
+  while (step > 1 && lanes_where<Real>((count > nought) & (count < enough * splat(static_cast<Real>(step))))) step /= 2;
+  for (;; step = 1) {
     Vec<Real> sum = nought, taken = nought;
     for (int64_t j = reach.first; j < reach.end; j += step) {
       const Vec<Real> x = load(column + j * kBlock<Real>);
       sum += x == nothing ? nought : x;
       taken += x == nothing ? nought : one;
     }
-    if (step == 1 || !lanes_where<Real>((taken < count) & (taken < splat(Real(16))))) return sum / (taken > nought ? taken : one);
+    if (step == 1 || !lanes_where<Real>((taken < count) & (taken < enough))) return sum / (taken > nought ? taken : one);
   }
 }
 

@@ -152,7 +152,9 @@ def test_the_largest_product_is_drawn_from_whichever_sequence_has_it() -> None:
     query, key, value = qkv(queries=47, batch=5)
     query[3, 1, 29] *= 50.0  # heads 0 and 1 share a key
     query[1, 4, 11] *= 50.0
-    given = call(query, key, value)
+    elsewhere = torch.zeros(47, KEYS)
+    elsewhere[[5, 43]] = 1e4  # the largest logits are those of other rows
+    given = call(query, key, value, attn_mask=elsewhere)
     rows = given.row_stats()
     drawn = sample(given, rows, rows.count > 0)
     products = (drawn.query @ drawn.key.unsqueeze(2).mT).abs().amax((0, 3, 4)).flatten()

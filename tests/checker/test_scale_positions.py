@@ -15,7 +15,7 @@ from attemper.checker.scale_measured import Operand, Scaling
 from attemper.checker.scale_positions import ByPosition, of
 from attemper.checker.thresholds import DEFAULTS
 from attemper.report import Finding, Severity
-from tests.capture.architectures import build
+from tests.capture.architectures import HIDDEN, build
 from tests.checker.test_scale import YARN, evidence, findings, scale_findings
 from tests.scales.huggingface import CASES, Case, made
 
@@ -111,6 +111,13 @@ def test_a_constant_mistake_beside_a_right_curve_is_the_constant_one() -> None:
     assert (finding.code, finding.severity) == ("ATT101", Severity.ERROR)
 
 
+def test_a_wrong_scale_goes_before_a_factor_that_is_missing_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = _without("llama4", monkeypatch)
+    model.model.layers[0].self_attn.scaling = HIDDEN**-0.5
+    (finding,) = findings(model, inputs)
+    assert (finding.code, finding.severity) == ("ATT103", Severity.ERROR)
+
+
 def test_positions_too_short_to_show_the_factor_are_told() -> None:
     model, inputs = made(BY_NAME["llama4"], floor_scale=8192)
     report = attemper.check(model, dict(inputs))
@@ -175,7 +182,8 @@ def test_which_layers_have_a_factor() -> None:
 
 
 def stretched(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
-    return build(name, rope_parameters=YARN | {"partial_rotary_factor": 0.5}, hidden_size=32)
+    width = {"head_dim": 8} if name == "glm4" else {"hidden_size": 32}  # an even number of dimensions is turned
+    return build(name, rope_parameters=YARN | {"partial_rotary_factor": 0.5}, **width)
 
 
 def rotaries(model: nn.Module) -> list[nn.Module]:

@@ -52,15 +52,15 @@ def judged(
     """What deviates from the architecture's rule in one call: the rule, the verdict, and its heads (() for all of them)."""
     expected = _expected(model, config, module, scaling)
     design = expected.design
+    widths = _model_widths(model, config, module, scaling)
     if expected.certain:
-        curved, verdicts = judge_curve(scaling, design, limits)
+        curved, verdicts = judge_curve(scaling, design, widths, limits)
         if curved:
             yield from ((expected, *each) for each in verdicts)
             return
     scales = by_head(scaling.scale, scaling.heads)
     if scales is None or (len(scales) > 1 and not expected.certain):
         return  # learned, or by position: there is nothing to hold it against
-    widths = _model_widths(model, config, module, scaling)
     found: dict[Verdict, list[int]] = {}
     for head, scale in enumerate(scales):
         verdict = _of_head(scaling, scale, expected, widths, limits)

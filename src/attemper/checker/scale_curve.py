@@ -4,13 +4,14 @@ What must hold: a factor that these positions cannot show is never called missin
 have curves of their own, since their positions are then not known.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from attemper.checker.scale_measured import Scaling, effective_curve
+from attemper.checker.scale_positions import ByPosition
 from attemper.checker.scale_rules import Design
 from attemper.checker.scale_verdict import Applied, Verdict, judge
 from attemper.checker.thresholds import Thresholds
@@ -27,10 +28,12 @@ def shows(design: Design, scaling: Scaling, limits: Thresholds) -> bool:
     return float((curve - 1).abs().max()) > _seen(scaling, limits)
 
 
-def judge_curve(scaling: Scaling, design: Design, limits: Thresholds) -> tuple[bool, tuple[tuple[Verdict, tuple[int, ...]], ...]]:
+def judge_curve(
+    scaling: Scaling, design: Design, widths: Iterable[int], limits: Thresholds
+) -> tuple[bool, tuple[tuple[Verdict, tuple[int, ...]], ...]]:
     """Whether a curve was there to judge, and the verdicts with the heads that they are about (() for all).
 
-    Only for architectures whose rule is known.
+    Only for architectures whose rule is known. widths: as in `scale_verdict.judge`.
     """
     curve = effective_curve(scaling, design)
     value = design.value
@@ -41,7 +44,7 @@ def judge_curve(scaling: Scaling, design: Design, limits: Thresholds) -> tuple[b
         return False, ()
     found: dict[Verdict, list[int]] = {}
     for head in range(curve.shape[1]):
-        verdict = _of_head(curve[:, head], design, scaling, limits)
+        verdict = _of_head(curve[:, head], design, scaling, widths, limits)
         if verdict is not None:
             found.setdefault(verdict, []).append(head)
     return True, tuple((verdict, tuple(heads) if curve.shape[1] > 1 else ()) for verdict, heads in found.items())
@@ -52,53 +55,44 @@ def _seen(scaling: Scaling, limits: Thresholds) -> float:
     return max(limits.scale_exact, _ROOM * max(tolerances, default=0.0))
 
 
-def _of_head(curve: Tensor, design: Design, scaling: Scaling, limits: Thresholds) -> Verdict | None:
+def _of_head(curve: Tensor, design: Design, scaling: Scaling, widths: Iterable[int], limits: Thresholds) -> Verdict | None:
     """curve: [rows, positions]."""
-    value, seen = design.value or 1.0, _seen(scaling, limits)
-    wanted = _wanted(design, scaling, curve)
+    value, rule, seen = design.value or 1.0, design.position, _seen(scaling, limits)
+    wanted = torch.ones_like(curve[0]) if rule is None else rule.curve(scaling.queries, scaling.first)
     ratio = curve / (value * wanted)
     if bool(((ratio - 1).abs() <= seen).all()):
         return None
-    if float(ratio.max() / ratio.min()) - 1 <= seen:
-        plain = replace(design, query=1.0, key=1.0, position=None)
-        return judge(Applied(value * float(ratio.mean())), plain, scaling.head_dim, limits=limits)
+    for constant in (ratio, curve / value):  # the curve is right, or there is none: then a constant may be wrong
+        if float((constant / constant.flatten()[0] - 1).abs().max()) <= seen:
+            plain = replace(design, query=1.0, key=1.0, position=None)
+            passed = Applied(value * float(constant.mean()), fitted=True)
+            verdict = judge(passed, plain, scaling.head_dim, widths=widths, limits=limits)
+            if verdict is not None or constant is ratio:
+                return verdict
     if bool(((curve - curve[:1]).abs() > seen * curve[:1].abs()).any()):
         return None
-    if design.position is None:
-        passed = isinstance(scaling.scale, Tensor) and scaling.scale.dim() > 1
-        if not passed and len(curve) < 2:
+    if rule is None:
+        passed_so = isinstance(scaling.scale, Tensor) and scaling.scale.dim() > 1
+        if not passed_so and len(curve) < 2:
             return None  # one sequence: a norm over all heads would look the same
-        low, high = float(curve.min()), float(curve.max())
-        words = f"it differs by position, from {low:.5g} to {high:.5g}, and the rule does not"
-        worst = float((ratio - 1).abs().argmax())
-        return Verdict("ATT104", Severity.WARNING, float(curve.flatten()[int(worst)]), value, words)
+        words = f"it differs by position, from {float(curve.min()):.5g} to {float(curve.max()):.5g}, and the rule does not"
+        worst = int((ratio[0] - 1).abs().argmax())
+        return Verdict("ATT104", Severity.WARNING, float(curve[0, worst]), value, words)
     at = int((ratio[0] - 1).abs().argmax())
-    known = next((words for other, words in _mistakes(design, scaling, wanted) if _same(curve[0], other, seen)), None)
+    mistakes = _mistakes(rule, value, scaling)
+    known = next((words for other, words in mistakes if bool(((curve[0] / other - 1).abs() <= seen).all())), None)
     if known is None and bool(((ratio - 1).abs() <= limits.scale_measured).all()):
         return None
-    words = known or f"its factor by position, the {design.position.name}, is another one"
+    words = known or f"its factor by position, the {rule.name}, is another one"
     place = f"at position {scaling.first + at} that is {float(ratio[0, at]):.4g} times what it should be"
     return Verdict("ATT104", Severity.ERROR, float(curve[0, at]), value * float(wanted[at]), f"{words} ({place})")
 
 
-def _mistakes(design: Design, scaling: Scaling, wanted: Tensor) -> Iterator[tuple[Tensor, str]]:
+def _mistakes(rule: ByPosition, value: float, scaling: Scaling) -> Iterator[tuple[Tensor, str]]:
     """Curves that known mistakes give, and words."""
-    value, rule = design.value or 1.0, design.position
-    assert rule is not None
+    wanted = rule.curve(scaling.queries, scaling.first)
     yield torch.full_like(wanted, value), f"position factor missing: the {rule.name} is not applied"
     yield value * wanted.square(), f"the {rule.name} is applied twice"
     yield value / wanted, f"the {rule.name} divides instead of multiplying"
     yield value * rule.curve(scaling.queries, scaling.first + 1), f"the {rule.name} is taken one position too late"
-    if scaling.first or scaling.queries > 1:
-        earlier = rule.curve(scaling.queries, scaling.first)
-        yield value * torch.cat([earlier[:1], earlier[:-1]]), f"the {rule.name} is taken one position too early"
-
-
-def _same(curve: Tensor, other: Tensor, seen: float) -> bool:
-    return bool(((curve / other - 1).abs() <= seen).all())
-
-
-def _wanted(design: Design, scaling: Scaling, curve: Tensor) -> Tensor:
-    if design.position is None:
-        return torch.ones_like(curve[0])
-    return design.position.curve(scaling.queries, scaling.first)
+    yield value * torch.cat([wanted[:1], wanted[:-1]]), f"the {rule.name} is taken one position too early"

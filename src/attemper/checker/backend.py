@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from attemper.capture.record import AttentionCall
+from attemper.checker.applying.applied import applied
 from attemper.checker.codes import RULES
-from attemper.checker.comparing.applied import applied
 from attemper.checker.evidence import CallEvidence, Evidence
 from attemper.report import Finding, Severity
 

@@ -3,7 +3,6 @@
 sides      the two models; run: A keeping each call's q, k, v, rule and output (memory linear in the length), then B
 pairing    which call belongs to which; kept: calls that outlive the forward pass
 rounding   what rounding alone does to the model, measured; gaps: what is apart beyond it
-logits     a call in float64; applied: the rule that it really applied, judged by its output
 explain    why two calls part: visibility, scaling, position, weights
 records    what is found; verdict: what is returned; text: how it reads
 """

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attemper.checker.comparing.applied import Applied
+from attemper.checker.applying.applied import Applied
+from attemper.checker.applying.logits import View
 from attemper.checker.comparing.gaps import Allowance, Gaps
-from attemper.checker.comparing.logits import View
 from attemper.checker.comparing.position import rotary_frequencies, turned
 from attemper.checker.comparing.records import Parting
 from attemper.checker.comparing.scaling import Scaled, name_scale, scaled_by, stated_factor

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attemper.checker.comparing.logits import View
-from attemper.checker.comparing.rounding import BUDGET, unit_roundoff
+from attemper.checker.applying.applied import unit_roundoff
+from attemper.checker.applying.logits import View
+from attemper.checker.comparing.rounding import BUDGET
 
 
 @dataclass(frozen=True)

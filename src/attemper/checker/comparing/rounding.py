@@ -18,11 +18,6 @@ DRAWS = 2
 BUDGET = 2.0  # times the peer's own error
 
 
-def unit_roundoff(dtype: torch.dtype) -> float:
-    """Largest relative error of rounding to nearest: 2^-24 for float32, 2^-11 for float16, 2^-8 for bfloat16."""
-    return torch.finfo(dtype).eps / 2
-
-
 @contextlib.contextmanager
 def rounded_anew(model: nn.Module, seed: int) -> Generator[None]:
     """While this runs, what enters and leaves each module is moved by up to one unit roundoff."""

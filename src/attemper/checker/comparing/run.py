@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from attemper.capture import AttentionCall, Unseen, capture
 from attemper.checker import probes
-from attemper.checker.comparing.applied import Applied, applied, output_bound
+from attemper.checker.applying.applied import Applied, applied, output_bound, unit_roundoff
+from attemper.checker.applying.logits import View
 from attemper.checker.comparing.explain import Side, explain
 from attemper.checker.comparing.gaps import Allowance, Gaps, allowance, coarser, measure
 from attemper.checker.comparing.kept import brought, copied
-from attemper.checker.comparing.logits import View
 from attemper.checker.comparing.pairing import Sequence, key_of, sequence, shape_of
 from attemper.checker.comparing.records import PairRow, Parting
-from attemper.checker.comparing.rounding import DRAWS, rounded_anew, unit_roundoff
+from attemper.checker.comparing.rounding import DRAWS, rounded_anew
 from attemper.checker.comparing.sides import load_two
 from attemper.checker.comparing.verdict import Comparison
 from attemper.checker.inputs import Inputs, prepare

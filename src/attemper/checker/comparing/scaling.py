@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from attemper.capture import AttentionCall
+from attemper.checker.applying.logits import View
 from attemper.checker.comparing.gaps import Allowance, Gaps
-from attemper.checker.comparing.logits import View
 from attemper.checker.load import Subject
 from attemper.checker.scale import judged
 from attemper.checker.scale_measured import measure_call

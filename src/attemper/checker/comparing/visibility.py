@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from attemper.checker.comparing.logits import View
+from attemper.checker.applying.logits import View
 
 
 def describe(a: View, b: View, real: Tensor, padding: Tensor | None) -> str:

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from attemper.checker.comparing.rounding import unit_roundoff
+from attemper.checker.applying.applied import unit_roundoff
 
 
 def differing(a: nn.Module, b: nn.Module) -> tuple[str, ...] | None:

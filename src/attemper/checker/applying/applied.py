@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from attemper.capture import AttentionCall
-from attemper.checker.comparing.logits import View
-from attemper.checker.comparing.rounding import unit_roundoff
+from attemper.checker.applying.logits import View
 
 _STEPS = 40
 _CLOSE = 1e-12
@@ -54,6 +53,11 @@ def applied(call: AttentionCall, real: Tensor, sample: slice | None = None) -> A
             return Applied(call, "nonfinite", _overflow(call, real, sample), excess)
         return Applied(call, "unknown", "an output that its own q, k, v, scale and mask do not give", excess)
     return Applied(best[0], best[1], best[2], excess)
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Largest relative error of rounding to nearest: 2^-24 for float32, 2^-11 for float16, 2^-8 for bfloat16."""
+    return torch.finfo(dtype).eps / 2
 
 
 def output_bound(view: View, real: Tensor) -> Tensor:

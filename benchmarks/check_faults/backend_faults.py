@@ -18,7 +18,7 @@ from benchmarks.check_faults.planting import Call, NotApplicableError, in_calls
 @contextlib.contextmanager
 def mask_ignored(tiny: Tiny) -> Generator[frozenset[str]]:
     """SDPA runs without its mask and without the causal rule."""
-    if tiny.kind not in CAUSAL or tiny.model.config._attn_implementation != "sdpa":
+    if tiny.kind not in CAUSAL or tiny.config._attn_implementation != "sdpa":
         raise NotApplicableError
     plain = F.scaled_dot_product_attention
 
@@ -34,8 +34,7 @@ def scale_ignored(tiny: Tiny) -> Generator[frozenset[str]]:
     """SDPA runs with its default, 1/√d, whatever scale it is given."""
 
     def asks(call: Call) -> Call | None:
-        sdpa = call.module.config._attn_implementation == "sdpa"
-        return call if sdpa and abs(call.scale / call.width**-0.5 - 1) > 1e-6 else None
+        return call if call.sdpa and abs(call.scale / call.width**-0.5 - 1) > 1e-6 else None
 
     plain = F.scaled_dot_product_attention
 
@@ -65,7 +64,7 @@ def softcap_or_sinks_ignored(tiny: Tiny) -> Generator[frozenset[str]]:
 @contextlib.contextmanager
 def ignored(tiny: Tiny) -> Generator[frozenset[str]]:
     """Whichever of scale, softcap and sinks the architecture has to say something about."""
-    plant = softcap_or_sinks_ignored if tiny.model.config._attn_implementation == "eager" else scale_ignored
+    plant = softcap_or_sinks_ignored if tiny.config._attn_implementation == "eager" else scale_ignored
     with plant(tiny) as modules:
         yield modules
 
@@ -75,7 +74,7 @@ def _bare(eager: Callable[..., Any]) -> Callable[..., Any]:
     def attend(module: nn.Module, *given: Any, **more: Any) -> Any:
         more.pop("softcap", None)
         sinks = getattr(module, "sinks", None)
-        if sinks is None:
+        if not isinstance(sinks, Tensor):
             return eager(module, *given, **more)
         with mock.patch.dict(module._parameters, sinks=nn.Parameter(torch.full_like(sinks, -1e4))):
             return eager(module, *given, **more)

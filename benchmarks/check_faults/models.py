@@ -35,6 +35,11 @@ class Tiny:
         """The report on it, in the state that it is in."""
         return attemper.check(self.model, dict(self.inputs))
 
+    @property
+    def config(self) -> Any:
+        """Its Hugging Face configuration."""
+        return self.model.config
+
     @cached_property
     def before(self) -> Report:
         """The report before anything was planted, if it is asked for by then."""

@@ -53,6 +53,12 @@ class Call:
         return self.width**-0.5 if given is None else given
 
     @property
+    def sdpa(self) -> bool:
+        """Whether the called function is the one that calls SDPA."""
+        config: Any = self.module.config
+        return config._attn_implementation == "sdpa"
+
+    @property
     def is_self_attention(self) -> bool:
         """As many keys as queries, and no name that says it looks elsewhere."""
         crosses = any(word in self.name.lower() for word in ("cross", "encoder_attn", "encdec"))
@@ -71,8 +77,7 @@ class Call:
         """Another mask, of the dtype that the model passes; a bias in it stays."""
         visible = visible.expand(self.query.shape[0], -1, self.query.shape[2], self.key.shape[2])
         if self.mask is None or self.mask.dtype == torch.bool:
-            sdpa = self.module.config._attn_implementation == "sdpa"
-            mask = visible if sdpa else torch.where(visible, 0.0, torch.finfo(self.query.dtype).min)
+            mask = visible if self.sdpa else torch.where(visible, 0.0, torch.finfo(self.query.dtype).min)
         else:
             bias = torch.where(self.mask > HIDDEN, self.mask, 0.0)
             mask = torch.where(visible, bias, torch.finfo(self.query.dtype).min)
@@ -88,10 +93,10 @@ def calls_altered(model: nn.Module, alter: Callable[[Call], Call]) -> Generator[
     names = {id(module): name for name, module in model.named_modules()}
     look_up = type(ALL_ATTENTION_FUNCTIONS).get_interface
 
-    def get_interface(implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+    def get_interface(attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
         # Through the class: a capture replaces the method there, and so it is given what comes out of here.
-        function = type(ALL_ATTENTION_FUNCTIONS).get_interface(ALL_ATTENTION_FUNCTIONS, implementation, default)
-        eager = look_up(ALL_ATTENTION_FUNCTIONS, implementation, default) is default
+        function = type(ALL_ATTENTION_FUNCTIONS).get_interface(ALL_ATTENTION_FUNCTIONS, attn_implementation, default)
+        eager = look_up(ALL_ATTENTION_FUNCTIONS, attn_implementation, default) is default
 
         def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **more: Any) -> Any:
             visible = _visible(module, query, key, mask, more, eager=eager)

@@ -3,6 +3,7 @@
 import contextlib
 import re
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ def overflowing(tiny: Tiny) -> Generator[frozenset[str]]:
 @contextlib.contextmanager
 def saturated(tiny: Tiny) -> Generator[frozenset[str]]:
     """The projections of q and k of a module grow until the largest of its products, scaled, is 3000."""
-    if getattr(tiny.model.config, "attn_logit_softcapping", None) or tiny.name == "t5gemma":
+    if getattr(tiny.config, "attn_logit_softcapping", None) or tiny.name == "t5gemma":
         raise NotApplicableError  # a softcap bounds the logits
     judged = [row for row in tiny.before.rows if float(row.stats.softmax_rows.min()) >= DEFAULTS.fewest_rows]
     if not judged:
@@ -84,19 +85,23 @@ def offset(tiny: Tiny) -> Generator[frozenset[str]]:
 
 
 def _biases(tiny: Tiny, module: nn.Module) -> tuple[Tensor, Tensor]:
-    children = dict(module.named_children())
-    for q, k in (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("query_proj", "key_proj"), ("q", "k")):
-        pair = [getattr(children.get(name), "bias", None) for name in (q, k)]
-        if all(isinstance(bias, Tensor) for bias in pair):
-            return pair[0], pair[1]
-    fused = next((child.bias for name, child in children.items() if _FUSED.match(name) and child.bias is not None), None)
-    if fused is None and isinstance(module, nn.MultiheadAttention):
+    children: dict[str, Any] = dict(module.named_children())
+    for names in (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("query_proj", "key_proj"), ("q", "k")):
+        query, key = (getattr(children.get(name), "bias", None) for name in names)
+        if isinstance(query, Tensor) and isinstance(key, Tensor):
+            return query, key
+    fused: Any = None
+    if isinstance(module, nn.MultiheadAttention):
         fused = module.in_proj_bias
-    if fused is None or not (tiny.name in _CONTIGUOUS or isinstance(module, nn.MultiheadAttention)):
+    elif tiny.name in _CONTIGUOUS:
+        fused = next((child.bias for name, child in children.items() if _FUSED.match(name)), None)
+    if not isinstance(fused, Tensor):
         raise NotApplicableError
-    heads = fused.numel() // 3
-    rest = fused.numel() - tiny.model.config.n_embd if tiny.name == "gpt_bigcode" else 0
-    return (fused[:-rest], fused[-rest : -rest // 2]) if rest else (fused[:heads], fused[heads : 2 * heads])
+    if tiny.name == "gpt_bigcode":  # one key head and one value head for all
+        width = (fused.numel() - tiny.config.n_embd) // 2
+        return fused[: -2 * width], fused[-2 * width : -width]
+    query, key, _ = fused.chunk(3)
+    return query, key
 
 
 def _grow(tiny: Tiny, name: str, factor: float) -> frozenset[str]:

@@ -52,6 +52,10 @@ def test_a_rule_that_speaks_of_a_threshold_has_one() -> None:
         ("sees_the_future", "ATT402", "leak-roundings", 173.0, True),
         ("sees_the_future", "ATT402", "leak-roundings", 174.0, False),
         ("padding_leaks", "ATT403", "leak-roundings", 120.0, False),
+        ("cache_continues_wrongly", "ATT405", "leak-roundings", 500.0, True),
+        ("cache_continues_wrongly", "ATT405", "leak-roundings", 600.0, False),
+        ("depends_on_batch", "ATT406", "leak-roundings", 400.0, True),
+        ("depends_on_batch", "ATT406", "leak-roundings", 4000.0, False),
     ],
 )
 def test_it_decides(model: str, code: str, name: str, value: float, found: bool) -> None:

@@ -143,6 +143,48 @@ class Leak:
 
 
 @dataclass(frozen=True)
+class NanReach:
+    """Outcome of embedding NaN at padded positions.
+
+    Attributes:
+        module: which module made a NaN by itself, "" if that is not known; made: at how many padded positions it came out.
+        reached: how many of the real tokens got NaN from padding; real: of how many.
+    """
+
+    module: str
+    made: int
+    reached: int
+    real: int
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How far a sequence's outputs part from those of the same sequence alone; None where not tried.
+
+    Attributes:
+        right: padded on the right, beside a longer one; left: padded on the left; beside: not padded, in a batch of two.
+    """
+
+    right: Leak | None
+    left: Leak | None
+    beside: Leak | None
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """How far the last tokens' outputs part when they continue a cache, from those of one run over all.
+
+    Attributes:
+        parted: the outcome; alignments: (module, what `causal_alignment` says) of the calls over the cache.
+        recurrent: whether some layers carry a state instead of keys.
+    """
+
+    parted: Leak
+    alignments: tuple[tuple[str, str], ...]
+    recurrent: bool
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Everything that was measured on one model and one set of inputs.
 
@@ -154,6 +196,8 @@ class Evidence:
         largest_activation: (module, magnitude) of the largest finite activation outside attention weights and logits.
         causal_claim: why the model is held to be causal, "" where nothing says so.
         future: outcome of changing later tokens; padding: outcome of changing padded tokens; None where not run.
+        nan_reach, batching, continuation: outcomes of the other probes; None where not run.
+        untried: probes that could not be run, in words.
         thresholds: the numbers that findings are decided by.
         misread: calls that are left out of `calls`, where the scale is known all the same.
     """
@@ -167,5 +211,9 @@ class Evidence:
     causal_claim: str = ""
     future: Leak | None = None
     padding: Leak | None = None
+    nan_reach: NanReach | None = None
+    batching: Batching | None = None
+    continuation: Continuation | None = None
+    untried: tuple[str, ...] = ()
     thresholds: Thresholds = DEFAULTS
     misread: tuple[Misread, ...] = ()

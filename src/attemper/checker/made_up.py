@@ -81,6 +81,11 @@ def token_ids(model: nn.Module, config: Any, count: int, length: int) -> dict[st
     return {"input_ids": torch.where(mask.bool(), ids, pad), "attention_mask": mask}
 
 
+def padding_id(config: Any) -> int:
+    """What stands at padded positions: the configuration's id, or 0 where it names none."""
+    return int(_first(_text_config(config), "pad_token_id") or 0) if config is not None else 0
+
+
 def decoder_ids(config: Any, given: dict[str, Any]) -> Tensor | None:
     """What to decode: the first text again, behind the start token, or random ids."""
     start = _first(config, "decoder_start_token_id", "bos_token_id", "pad_token_id") or 0

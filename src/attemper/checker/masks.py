@@ -1,14 +1,14 @@
-"""Masks: real tokens that see nothing, a future that is seen, padding that leaks (ATT4xx)."""
+"""Masks: real tokens that see nothing, a future that is seen, padding that leaks, caches and batches that change outputs (ATT4xx)."""
 
 from collections.abc import Iterator, Sequence
 
-from attemper.checker.evidence import Evidence
+from attemper.checker.evidence import Batching, Continuation, Evidence, NanReach
 from attemper.checker.findings import finding, heads_in_words
-from attemper.report import Finding
+from attemper.report import Finding, Severity
 
 
 def mask_findings(evidence: Evidence) -> Iterator[Finding]:
-    """The findings ATT401 to ATT403."""
+    """The findings ATT401 to ATT406."""
     for call in evidence.calls:
         blind = int(call.masked_rows.max())
         if blind > 0:
@@ -27,6 +27,12 @@ def mask_findings(evidence: Evidence) -> Iterator[Finding]:
         yield _future(evidence)
     if evidence.padding is not None and evidence.padding.leaks:
         yield _padding(evidence)
+    if evidence.nan_reach is not None and evidence.nan_reach.reached:
+        yield _nan(evidence.nan_reach)
+    if evidence.continuation is not None and evidence.continuation.parted.leaks:
+        yield _continued(evidence.continuation)
+    if evidence.batching is not None:
+        yield from _batched(evidence.batching, evidence)
 
 
 def _future(evidence: Evidence) -> Finding:
@@ -65,6 +71,72 @@ def _padding(evidence: Evidence) -> Finding:
         module=layers[0] if layers else "",
         measured=leak.moved,
         threshold=leak.allowed,
+    )
+
+
+def _nan(reach: NanReach) -> Finding:
+    where = f"in {reach.module}" if reach.module else "inside"
+    out = f" and {reach.made} of them come out so" if reach.made else ""
+    return finding(
+        "ATT404",
+        f"the model makes NaN at padded positions ({where}){out}; with NaN embedded there, {reach.reached} of {reach.real} real "
+        "tokens get NaN too, so masks do not hold it back.",
+        cost="Real tokens are right as long as nothing attends over what is NaN: another layer, or a cache that keeps it, "
+        "spreads it (0·NaN is NaN).",
+        module=reach.module,
+        measured=float(reach.reached),
+        threshold=0.0,
+    )
+
+
+def _continued(found: Continuation) -> Finding:
+    parted = found.parted
+    wrong = [(module, how) for module, how in found.alignments if how in ("top-left", "everything")]
+    if wrong:
+        kind = wrong[0][1]
+        modules = [module for module, how in wrong if how == kind]
+        what = "starts at the top left: query i sees keys up to i" if kind == "top-left" else "hides nothing"
+        cause = f"the mask over the cache {what}, where it should end at the bottom right, in {_listed(modules)}"
+    elif found.alignments:
+        modules = []
+        cause = "the masks over the cache end where they should, so look at positions and at what the cache keeps"
+    else:
+        modules = []
+        cause = "no attention call over a cache was seen, so the cause is not known"
+    state = ". Some of its layers carry a state, and many such continue one token at a time only" if found.recurrent else ""
+    return finding(
+        "ATT405",
+        f"continued from a cache, {parted.positions} of the last tokens' outputs part from those of one run over all tokens by "
+        f"up to {parted.moved:.3g} (rounding explains {parted.allowed:.2g}); {cause}{state}.",
+        cost="Generation from a cache (chunked prefill, speculative decoding, a prompt after a prompt) computes another model.",
+        module=modules[0] if modules else "",
+        measured=parted.moved,
+        threshold=parted.allowed,
+        severity=None if wrong else Severity.WARNING,
+    )
+
+
+def _batched(found: Batching, evidence: Evidence) -> Iterator[Finding]:
+    ways = (
+        ("beside another of its length", found.beside),
+        ("padded on the right", found.right),
+        ("padded on the left", found.left),
+    )
+    parted = [(words, leak) for words, leak in ways if leak is not None and leak.leaks]
+    company = found.beside is not None and found.beside.leaks
+    if not parted or (not company and evidence.padding is not None and evidence.padding.leaks):
+        return  # padding that leaks is a finding of its own
+    words, worst = max(parted, key=lambda each: each[1].moved)
+    whole = [words for words, leak in ways if leak is not None and not leak.leaks]
+    yield finding(
+        "ATT406",
+        f"in a batch, {', '.join(words for words, _ in parted)}, a sequence's outputs part from those of the same sequence alone "
+        f"by up to {worst.moved:.3g} ({words}; rounding explains {worst.allowed:.2g})"
+        + (f"; {', '.join(whole)}, they do not." if whole else "."),
+        cost="A result depends on the company that a sequence keeps in its batch.",
+        measured=worst.moved,
+        threshold=worst.allowed,
+        severity=None if company else Severity.WARNING,
     )
 
 

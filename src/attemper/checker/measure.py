@@ -17,9 +17,10 @@ from attemper.checker import made_up, probes
 from attemper.checker.evidence import CallEvidence, Evidence, NonFinite
 from attemper.checker.finite import Activations, watch_activations
 from attemper.checker.inputs import Inputs
+from attemper.checker.invariance import agreement
 from attemper.checker.load import Subject
 from attemper.checker.options import Progress, one_line
-from attemper.checker.outputs import Outputs, bodies, first_float, hidden_states
+from attemper.checker.outputs import CACHES, Outputs, bodies, first_float, hidden_states
 from attemper.checker.reduce import Reduced, misread, read_back, reduce_call
 from attemper.checker.streaming import Away
 from attemper.checker.thresholds import Thresholds
@@ -77,6 +78,14 @@ def measure(subject: Subject, inputs: Inputs, thresholds: Thresholds, tell: Prog
                 evidence,
                 future=probes.future(subject, inputs, outputs, evidence, padding, run),
                 padding=probes.padding(subject, inputs, outputs, evidence, padding, run),
+                nan_reach=probes.nan_in_padding(subject, inputs, outputs, activations.first_nonfinite(model), padding, run),
+            )
+            agreed = agreement(subject, inputs, evidence, padding, run)
+            evidence = replace(
+                evidence,
+                batching=agreed.batching,
+                continuation=agreed.continuation,
+                untried=agreed.untried,
             )
     return evidence, seen.unseen()
 
@@ -110,7 +119,8 @@ def run(subject: Subject, inputs: Inputs) -> Outputs:
         hint = "; its weights are read block by block, which may be why: try it without --max-memory" if away else ""
         raise LoadError(f"{subject.name} could not be run on {inputs.description}: {one_line(error)}{hint}") from error
     final = first_float(returned)
-    return Outputs(final, inner.value if inner.value is not None else final)
+    cache = next((kept for name in CACHES if (kept := getattr(returned, name, None)) is not None), None)
+    return Outputs(final, inner.value if inner.value is not None else final, cache)
 
 
 def padding_mask(inputs: Inputs) -> Tensor | None:

@@ -8,12 +8,24 @@ from typing import Any
 from torch import Tensor, nn
 
 
+CACHES = (
+    "past_key_values",
+    "cache",
+)  # what models call it, in arguments and in outputs; the later name is transformers' newer one
+
+
 @dataclass(frozen=True)
 class Outputs:
-    """Attributes: final: the first floating-point tensor that the model returned; hidden: one with a row for each position."""
+    """What came out of one run.
+
+    Attributes:
+        final: the first floating-point tensor that the model returned; hidden: one with a row for each position.
+        cache: what it returned under one of the names in `CACHES`, whatever that is, or None.
+    """
 
     final: Tensor | None
     hidden: Tensor | None
+    cache: Any = None
 
 
 @dataclass

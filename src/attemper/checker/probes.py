@@ -1,4 +1,4 @@
-"""Probes: change what should not matter, and look whether the outputs move (later tokens for ATT402, padding for ATT403).
+"""Probes: change what should not matter, and look whether the outputs move (later tokens for ATT402, padding for ATT403, 404).
 
 What it must hold: a probe runs only where its answer would mean something; what is put in stands elsewhere in the same input, so
 that it is nothing that the model does not know; a move counts only beyond what rounding explains.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.checker.evidence import CallEvidence, Evidence, Leak
+from attemper.checker.evidence import CallEvidence, Evidence, Leak, NanReach, NonFinite
 from attemper.checker.inputs import Inputs
 from attemper.checker.load import Subject
 from attemper.checker.outputs import Outputs
@@ -72,21 +72,59 @@ def future(
     if changed is None:
         return None
     after = run(subject, changed).hidden
-    moved = _moved(outputs.hidden, after, sequence.dim)
-    counts = ~later.unsqueeze(0).expand(moved.shape).to(moved.device)
-    if padding is not None and padding.shape == moved.shape:
+    how_far = moved(outputs.hidden, after, sequence.dim)
+    counts = ~later.unsqueeze(0).expand(how_far.shape).to(how_far.device)
+    if padding is not None and padding.shape == how_far.shape:
         counts = counts & padding
-    return _leak(moved, counts, outputs.hidden, start, evidence.thresholds)
+    return leak(how_far, counts, outputs.hidden, start, evidence.thresholds)
 
 
 def padding(
     subject: Subject, inputs: Inputs, outputs: Outputs, evidence: Evidence, padding: Tensor | None, run: Run
 ) -> Leak | None:
     """Change what is embedded at padded positions; None where nothing is padded, or no attention call shows padded keys."""
-    embed = _reading(subject.model, inputs)
-    if padding is None or bool(padding.all()) or outputs.hidden is None or embed is None:
+    if padding is None or bool(padding.all()) or outputs.hidden is None:
         return None
     if not any(call.sees_padding for call in evidence.calls) or hasattr(subject.config, "expert_capacity"):
+        return None
+    after = _embedded_otherwise(subject, inputs, padding, run, lambda embedded: embedded.flip(1))
+    if after is None:
+        return None
+    how_far = moved(outputs.hidden, after, 1)
+    real = padding if padding.shape == how_far.shape else torch.ones_like(how_far, dtype=torch.bool)
+    return leak(how_far, real, outputs.hidden, int((~padding).any(0).int().argmax()), evidence.thresholds)
+
+
+def nan_in_padding(
+    subject: Subject, inputs: Inputs, outputs: Outputs, made: NonFinite | None, padding: Tensor | None, run: Run
+) -> NanReach | None:
+    """Put NaN into the embedding of padding, and see whether real tokens get it.
+
+    Only where the model makes NaN at padded positions itself: 0·NaN is NaN in every kernel that multiplies hidden weights, so
+    without one the answer would say nothing of the model.
+
+    Args:
+        made: the first NaN or infinity of the run, none of which reached a real token; None: there was none.
+    """
+    hidden = outputs.hidden
+    if padding is None or bool(padding.all()) or hidden is None or hidden.shape[:2] != padding.shape:
+        return None
+    at_padding = int((hidden.isnan().flatten(2).any(-1) & ~padding).sum())
+    if not at_padding and (made is None or made.kind != "NaN"):
+        return None
+    after = _embedded_otherwise(subject, inputs, padding, run, lambda embedded: torch.full_like(embedded, torch.nan))
+    if after is None or after.shape != hidden.shape:
+        return None
+    reached = after.isnan().flatten(2).any(-1) & padding
+    return NanReach("" if made is None else made.module, at_padding, int(reached.sum()), int(padding.sum()))
+
+
+def _embedded_otherwise(
+    subject: Subject, inputs: Inputs, padding: Tensor, run: Run, change: Callable[[Tensor], Tensor]
+) -> Tensor | None:
+    """The hidden states with something else embedded at padded positions; None where the embedding could not be reached."""
+    embed = _reading(subject.model, inputs)
+    if embed is None:
         return None
     done = False
 
@@ -95,18 +133,14 @@ def padding(
         if done or not isinstance(output, Tensor) or output.shape[:2] != padding.shape:
             return None
         done = True
-        return torch.where(padding.unsqueeze(-1), output, output.flip(1))
+        return torch.where(padding.unsqueeze(-1), output, change(output))
 
     handle = embed.register_forward_hook(disturb)
     try:
         after = run(subject, inputs).hidden
     finally:
         handle.remove()
-    if not done:
-        return None
-    moved = _moved(outputs.hidden, after, 1)
-    real = padding if padding.shape == moved.shape else torch.ones_like(moved, dtype=torch.bool)
-    return _leak(moved, real, outputs.hidden, int((~padding).any(0).int().argmax()), evidence.thresholds)
+    return after if done else None
 
 
 @dataclass(frozen=True)
@@ -164,7 +198,7 @@ def _replaced(value: Tensor, dim: int, start: int) -> Tensor:
     return replaced
 
 
-def _moved(before: Tensor, after: Tensor | None, dim: int) -> Tensor:
+def moved(before: Tensor, after: Tensor | None, dim: int) -> Tensor:
     """[batch, positions]: how far each position's output moved; NaN where it cannot be said."""
     if after is None or after.shape != before.shape:
         return before.new_full(before.shape[:2], math.nan)
@@ -174,8 +208,8 @@ def _moved(before: Tensor, after: Tensor | None, dim: int) -> Tensor:
     return by_position if dim == 1 else by_position.T
 
 
-def _leak(moved: Tensor, counts: Tensor, before: Tensor, changed: int, limits: Thresholds) -> Leak | None:
-    """None where it could not be measured."""
+def leak(moved: Tensor, counts: Tensor, before: Tensor, changed: int, limits: Thresholds) -> Leak | None:
+    """What moved among the positions that count, against what rounding explains; None where it could not be measured."""
     shown = torch.where(counts, moved, 0.0)
     if bool(shown.isnan().any()):
         return None

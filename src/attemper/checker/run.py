@@ -168,4 +168,4 @@ def _notes(evidence: Evidence) -> list[str]:
         notes.append("nothing says that it is causal, so whether it sees the future was not tried")
     elif evidence.causal_claim and evidence.future is None and evidence.nonfinite is None:
         notes.append("whether it sees the future could not be tried on these inputs")
-    return notes
+    return [*notes, *evidence.untried]

@@ -169,7 +169,7 @@ class Thresholds:
         Meaning(
             "How far an output may move when it should not, as a multiple of sqrt(epsilon) of the largest output.",
             "sqrt(epsilon) of the output's dtype x largest output",
-            ("ATT402", "ATT403"),
+            ("ATT402", "ATT403", "ATT405", "ATT406"),
             _OURS + ": rounding alone moves outputs by less",
         ),
     )

@@ -41,6 +41,30 @@ def sees_padding(call: AttentionCall, real: Tensor, stated: Tensor) -> Tensor:
     return (visible & _pairs(real, ~stated)).any()
 
 
+def causal_alignment(call: AttentionCall) -> str:
+    """Which keys the queries that continue a cache may look at: "" where the call has no more keys than queries, else
+
+    "bottom-right" (up to the query's own position), "top-left" (up to its number in this call), "everything", or "otherwise".
+    """
+    queries, keys = call.query.shape[-2], call.key.shape[-2]
+    if not call.self_attention or not 1 < queries < keys:
+        return ""
+    row, column = torch.arange(queries, device=call.query.device).unsqueeze(-1), torch.arange(keys, device=call.query.device)
+    visible = _visible(call).expand(*_visible(call).shape[:2], queries, keys)
+    last = column <= row + call.offset if call.is_causal else torch.ones_like(column <= row)
+    if call.window is not None and call.window[1] is not None:
+        last = last & (column <= row + call.offset + call.window[1])
+    reach = torch.where((visible & last).any(0).any(0), column, -1).amax(-1)
+    for words, expected in (
+        ("bottom-right", row.squeeze(-1) + keys - queries),
+        ("top-left", row.squeeze(-1)),
+        ("everything", torch.full_like(reach, keys - 1)),
+    ):
+        if torch.equal(reach, expected):
+            return words
+    return "otherwise"
+
+
 def _visible(call: AttentionCall) -> Tensor:
     """What the mask alone lets through, broadcastable to [batch, heads, queries, keys]."""
     mask = call.attn_mask

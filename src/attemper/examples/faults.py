@@ -5,7 +5,7 @@
 Each takes a few lines, so that the fault can be read. Weights are random with one seed, or made for the purpose.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -245,3 +245,73 @@ class _Padded(Model):
 def padding_leaks() -> Model:
     """ATT403: an attention mask that is taken and not used."""
     return _model(_PaddingLeaks, _Padded)
+
+
+class _NanInPadding(Attention):
+    real: Tensor
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        earlier = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+        logits = query @ key.mT * WIDTH**-0.5
+        return logits.masked_fill(~(earlier & self.real[:, None, None]), -torch.inf).softmax(-1) @ value
+
+
+class _PaddedOnTheLeft(Model):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        self.attention.real = torch.ones_like(input_ids) > 0 if attention_mask is None else attention_mask > 0
+        return super().forward(input_ids)
+
+    def example_inputs(self) -> dict[str, Tensor]:
+        padding = torch.ones(2, TOKENS, dtype=torch.int64)
+        padding[1, : TOKENS // 2] = 0  # queries here see no key at all
+        return super().example_inputs() | {"attention_mask": padding}
+
+
+def nan_in_padding() -> Model:
+    """ATT404: padded queries that see no key, and a softmax over minus infinity."""
+    return _model(_NanInPadding, _PaddedOnTheLeft)
+
+
+class Continued(NamedTuple):
+    """Outputs, and the embedded tokens so far."""
+
+    hidden: Tensor
+    past_key_values: Tensor
+
+
+class _OverCache(Attention):
+    def forward(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
+        query, (key, value) = self.q_proj(x), (project(x if kept is None else kept) for project in (self.k_proj, self.v_proj))
+        attended = self.attend(*map(self.split, (query, key, value)))  # is_causal=True starts at the top left
+        return self.o_proj(attended.transpose(1, 2).flatten(2))
+
+
+class _WithCache(Model):
+    is_causal = True
+
+    def forward(  # pyrefly: ignore
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Tensor | None = None,
+        use_cache: bool = True,
+    ) -> Continued:
+        x = self.embed(input_ids)
+        kept = x if past_key_values is None else torch.cat([past_key_values, x], dim=1)
+        return Continued(x + self.attention(x, kept), kept)
+
+
+def cache_continues_wrongly() -> Model:
+    """ATT405: a causal mask that starts at the top left, where it should end at the bottom right."""
+    return _model(_OverCache, _WithCache)
+
+
+class _OverTheBatch(Model):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        x = super().forward(input_ids)
+        return x / (1 + x.var(0, correction=0)).sqrt()  # a norm by the batch's own spread
+
+
+def depends_on_batch() -> Model:
+    """ATT406: a norm that looks at the whole batch."""
+    return _model(kind=_OverTheBatch)

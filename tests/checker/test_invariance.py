@@ -1,0 +1,157 @@
+"""A sequence alone, in a batch, padded and continued from a cache: faults are found and named, sound models agree."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import attemper
+from attemper.checker.evidence import Evidence
+from attemper.checker.inputs import prepare
+from attemper.checker.load import load
+from attemper.checker.measure import measure
+from attemper.checker.options import Options
+from attemper.checker.thresholds import DEFAULTS
+from attemper.report import Finding, Severity
+from tests import checkpoints
+from tests.capture.architectures import build
+
+FAULTS = "attemper.examples.faults"
+
+
+def masks(model: Any, inputs: Any = None) -> list[Finding]:
+    """The findings about masks."""
+    return list(attemper.check(model, inputs, select="ATT4").findings)
+
+
+def evidence(model: nn.Module, inputs: Any = None) -> Evidence:
+    subject = load(model, Options())
+    return measure(subject, prepare(subject, inputs, Options()), DEFAULTS, lambda words, done=0, total=0: None)[0]
+
+
+@pytest.mark.parametrize(
+    ("example", "code"),
+    [("nan_in_padding", "ATT404"), ("cache_continues_wrongly", "ATT405"), ("depends_on_batch", "ATT406")],
+)
+def test_an_example_has_its_fault_and_no_other(example: str, code: str) -> None:
+    assert [finding.code for finding in masks(f"{FAULTS}:{example}")] == [code]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "opt", "deepseek_v3", "bloom"])
+def test_a_sound_decoder_agrees_with_itself(name: str) -> None:
+    model, inputs = build(name, gain=3.0)
+    found = evidence(model, dict(inputs))
+    assert found.untried == ()
+    assert found.continuation is not None
+    assert {how for _, how in found.continuation.alignments} == {"bottom-right"}
+    assert found.batching is not None
+    leaks = [found.continuation.parted, found.batching.right, *([found.batching.left] if name != "bloom" else [])]
+    assert all(leak is not None and not leak.leaks for leak in leaks)
+    assert found.batching.beside is None
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "roberta", "esm"])
+def test_a_sound_model_without_a_causal_body_is_run_in_a_batch(name: str) -> None:
+    model, inputs = build(name, gain=3.0)
+    found = evidence(model, dict(inputs))
+    assert found.untried == ()
+    assert found.continuation is None
+    assert found.batching is not None
+    assert found.batching.left is None
+    assert found.batching.right is not None
+    assert not found.batching.right.leaks
+
+
+class TestCache:
+    @pytest.mark.parametrize(("kind", "words"), [("top-left", "starts at the top left"), ("everything", "hides nothing")])
+    def test_a_mask_that_is_aligned_wrongly(self, monkeypatch: pytest.MonkeyPatch, kind: str, words: str) -> None:
+        from transformers.models.llama import modeling_llama
+
+        def mask(*, inputs_embeds: Tensor, past_key_values: Any = None, cache: Any = None, **_rest: Any) -> Tensor:
+            batch, queries = inputs_embeds.shape[:2]
+            kept = cache if cache is not None else past_key_values
+            keys = queries + (kept.get_seq_length() if kept is not None else 0)
+            visible = torch.ones(queries, keys, dtype=torch.bool)
+            return (visible if kind == "everything" and keys > queries else visible.tril()).expand(batch, 1, -1, -1)
+
+        monkeypatch.setattr(modeling_llama, "create_causal_mask", mask)
+        model, _ = build("llama", gain=3.0)
+        found = masks(model, {"input_ids": torch.arange(3, 23)[None]})
+        finding = next(each for each in found if each.code == "ATT405")
+        assert finding.severity is Severity.ERROR
+        assert finding.module == "model.layers.0.self_attn"
+        assert words in finding.message
+
+    def test_positions_that_start_again(self) -> None:
+        model, _ = build("llama", gain=3.0)
+
+        def restart(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+            positions = kwargs["position_ids"]
+            return args, kwargs | {"position_ids": positions - positions.min()}
+
+        model.model.rotary_emb.register_forward_pre_hook(restart, with_kwargs=True)
+        (finding,) = masks(model, {"input_ids": torch.arange(3, 23)[None]})
+        assert finding.code == "ATT405"
+        assert finding.severity is Severity.WARNING
+        assert "end where they should, so look at positions" in finding.message
+
+
+class TestBatch:
+    def test_padding_alone_is_a_warning(self) -> None:
+        model, inputs = build("bert", gain=3.0)
+        # A convolution over the tokens, which has never heard of padding.
+        model.embeddings.register_forward_hook(lambda _module, _args, output: output + output.roll(-1, dims=1))
+        (finding,) = [each for each in masks(model, dict(inputs)) if each.code == "ATT406"]
+        assert finding.severity is Severity.WARNING
+        assert "beside another of its length, they do not" in finding.message
+
+    def test_positions_that_count_padding(self) -> None:
+        model, inputs = build("gpt2", gain=3.0)
+        count = lambda _module, args: (torch.arange(args[0].shape[-1]).expand(args[0].shape),)  # noqa: E731
+        model.transformer.wpe.register_forward_pre_hook(count)
+        found = [each for each in masks(model, {"input_ids": inputs["input_ids"]}) if each.code == "ATT406"]
+        assert len(found) == 1
+        assert "padded on the left, a sequence's outputs part" in found[0].message
+        assert "padded on the right, they do not" in found[0].message
+
+    def test_padding_that_leaks_has_one_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from transformers.models.bert import modeling_bert
+
+        monkeypatch.setattr(modeling_bert, "create_bidirectional_mask", lambda **_rest: None)
+        model, inputs = build("bert", gain=3.0)
+        assert [finding.code for finding in masks(model, dict(inputs))] == ["ATT403"]
+
+    def test_a_model_that_takes_no_other_length_says_so(self) -> None:
+        model, inputs = build("bert")
+
+        def only(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            if kwargs["input_ids"].shape[1] != inputs["input_ids"].shape[1]:
+                raise ValueError("eleven tokens, please")
+
+        model.register_forward_pre_hook(only, with_kwargs=True)
+        (note,) = [note for note in attemper.check(model, dict(inputs)).notes if "could not be tried" in note]
+        assert "whether a sequence depends on its batch could not be tried" in note
+        assert "eleven tokens, please" in note
+
+
+class TestNan:
+    def test_nan_that_reached_a_real_token_is_another_fault(self) -> None:
+        model, inputs = build("bert")
+        with torch.no_grad():
+            model.encoder.layer[1].attention.self.value.bias[0] = math.nan
+        assert [finding.code for finding in masks(model, dict(inputs))] == []
+        assert "ATT203" in {finding.code for finding in attemper.check(model, dict(inputs)).findings}
+
+    def test_no_finding_where_hidden_values_are_not_multiplied(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from attemper.examples import faults
+
+        attend = faults._NanInPadding.attend
+
+        def cleaned(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            hidden = ~self.real[:, None, :, None]
+            return attend(self, query, key.masked_fill(hidden, 0.0), value.masked_fill(hidden, 0.0))
+
+        monkeypatch.setattr(faults._NanInPadding, "attend", cleaned)
+        assert masks(f"{FAULTS}:nan_in_padding") == []

@@ -15,7 +15,6 @@ from attemper.checker.measure import measure
 from attemper.checker.options import Options
 from attemper.checker.thresholds import DEFAULTS
 from attemper.report import Finding, Severity
-from tests import checkpoints
 from tests.capture.architectures import build
 
 FAULTS = "attemper.examples.faults"

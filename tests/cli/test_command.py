@@ -43,7 +43,7 @@ class TestCheck:
         assert "the built-in passage, its own tokenizer, 61 tokens, cut from" in out
         assert "layer = model.layers.*.self_attn" in out
         assert "3 attention calls, 15 heads" in out
-        assert "0 errors, 0 warnings, 0 info" in out
+        assert "0 errors, 0 warnings, 1 info" in out  # random weights are uniform
 
     def test_without_a_model_the_unscaled_example(self, capsys: Capture) -> None:
         code, out, _ = run(capsys, "check")
@@ -58,8 +58,8 @@ class TestCheck:
         assert "0 errors, 0 warnings" in out
 
     def test_python_gives_what_the_command_prints(self, capsys: Capture, bert_folder: Path) -> None:
-        _, out, _ = run(capsys, "check", str(bert_folder))
-        assert out == f"{attemper.check(str(bert_folder))}\n"
+        _, out, _ = run(capsys, "check", str(bert_folder), "--ignore", "ATT303")  # a report by itself has no names of rules
+        assert out == f"{attemper.check(str(bert_folder), ignore='ATT303')}\n"
 
     @pytest.mark.parametrize(
         ("options", "code"),

@@ -252,6 +252,55 @@ RULES: tuple[Rule, ...] = (
         example="attemper.examples.faults:sink_head",
     ),
     Rule(
+        code="ATT303",
+        name="uniform-head",
+        severity=Severity.INFO,
+        summary="A head weighs all visible keys next to equally.",
+        why=(
+            "It takes the mean of the values, whatever its queries and keys say. Some trained heads do so, in first layers "
+            "above all; where every head does, and that is said once for the whole model, the weights are untrained or the "
+            "logits are far too small, as under a scale that is applied twice."
+        ),
+        remedy="Check the scale first. A trained head that stays uniform could be pruned, or its logits given a larger scale.",
+        source="normalized entropy 1 is the uniform distribution; the threshold is ours",
+        measured="The mean normalized entropy of the most uniform head, against the threshold uniform-entropy.",
+        ignore_when="The model is untrained, or averaging is what the head is for.",
+        example="attemper.examples.faults:uniform_head",
+    ),
+    Rule(
+        code="ATT304",
+        name="dead-head",
+        severity=Severity.WARNING,
+        summary="Nearly all rows of a head have next to no gain: no gradient reaches its queries and keys.",
+        why=(
+            "Gain 1 - sum p^2 is the trace of the softmax's Jacobian. A saturated head (ATT301) may still learn from its other "
+            "rows; here there are none. Heads that rest on the first token are described by ATT302 instead."
+        ),
+        remedy=(
+            "Check the scale first. In training: QK-clip, or initialise the head's query and key projections again, since no "
+            "learning rate moves them. In a finished model: leave it, or prune it."
+        ),
+        source="gain below dead-gain in nearly all rows with two visible keys or more",
+        measured="The share of dead rows of the worst head, against the threshold dead-rows.",
+        ignore_when="A finished model whose head matches exactly on purpose.",
+        example="attemper.examples.faults:dead_head",
+    ),
+    Rule(
+        code="ATT305",
+        name="previous-token-head",
+        severity=Severity.INFO,
+        summary="In most rows of a head the strongest key is the token before.",
+        why=(
+            "A description: most trained language models have such heads, and induction heads read what they write. Told so "
+            "that a sharp head is known for what it does."
+        ),
+        remedy="Nothing to repair. Keep such heads when heads are pruned.",
+        source="0.9 of the rows at one relative position: arXiv 1905.09418, section 5.2",
+        measured="The share of rows whose strongest key is the position before, of the head with most, against previous-rows.",
+        ignore_when="Always, unless heads are pruned or attention maps are read.",
+        example="attemper.examples.faults:previous_token_head",
+    ),
+    Rule(
         code="ATT401",
         name="fully-masked-row",
         severity=Severity.ERROR,

@@ -53,6 +53,9 @@ class CallEvidence:
         masked_rows: [heads] int64, real queries (by the inputs' own attention mask, where it fits) with no visible key.
         real_rows: how many real queries there are for each head.
         sink: the strongest key of the rows.
+        dead: [heads] float64, share of the rows with two visible keys or more whose gain lies below the threshold dead-gain.
+        previous: [heads] float64, share of the rows behind the first, with two visible keys or more, whose strongest key is the
+            position before their own; 0 outside self-attention.
         scaling: what `scale_measured.measure_call` returned; shown: what `backend.measure_output` did.
         written: as in the call; orders: what orders of operations do to a few of its rows, in each narrow dtype.
     """
@@ -77,6 +80,8 @@ class CallEvidence:
     masked_rows: Tensor
     real_rows: int
     sink: KeyShare
+    dead: Tensor
+    previous: Tensor
     scaling: Any = None
     shown: Any = None
     written: Written | None = None
@@ -86,6 +91,10 @@ class CallEvidence:
     def heads(self) -> int:
         """Number of query heads."""
         return self.masked_rows.shape[0]
+
+    def is_same(self, other: "CallEvidence") -> bool:
+        """Whether it is the same call of the same module, with as many heads, be it on other inputs."""
+        return (self.module, self.call, self.heads) == (other.module, other.call, other.heads)
 
 
 @dataclass(frozen=True)
@@ -191,7 +200,8 @@ class Evidence:
     Attributes:
         model: the module, in the state in which it was measured; config: its Hugging Face configuration, or None.
         dtype: name of the dtype that was computed in ("float32", ...).
-        calls: one entry for each attention call, in the order of the forward pass.
+        calls: one entry for each attention call, in the order of the forward pass; over all inputs, if there are several.
+        by_input: the entries of each input by itself, where there are several.
         nonfinite: first NaN or infinity, or None.
         largest_activation: (module, magnitude) of the largest finite activation outside attention weights and logits.
         causal_claim: why the model is held to be causal, "" where nothing says so.
@@ -217,3 +227,10 @@ class Evidence:
     untried: tuple[str, ...] = ()
     thresholds: Thresholds = DEFAULTS
     misread: tuple[Misread, ...] = ()
+    by_input: tuple[tuple[CallEvidence, ...], ...] = ()
+
+    def on_each_input(self, call: CallEvidence) -> tuple[CallEvidence, ...]:
+        """A call of `calls` as it was on each input that made it."""
+        if not self.by_input:
+            return (call,)
+        return tuple(each for one in self.by_input for each in one if each.is_same(call))

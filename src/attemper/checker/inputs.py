@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,16 +26,18 @@ class Inputs:
 
     Attributes:
         args, kwargs: as the model takes them; description: what they are, in words; notes: what a reader should know.
+        passage: whether they are the passage that the options name (of random ids there are as many as are asked for).
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     description: str
     notes: tuple[str, ...] = ()
+    passage: bool = False
 
 
 def prepare(subject: Subject, given: Any, options: Options) -> Inputs:
-    """The inputs that were given, or sensible ones.
+    """The inputs that were given, or sensible ones; of a text, the passage that the options name.
 
     Args:
         given: None, a tensor, a dict of tensors by parameter name, a sequence of positional tensors, or a string: a text file, a
@@ -45,6 +48,8 @@ def prepare(subject: Subject, given: Any, options: Options) -> Inputs:
     """
     try:
         inputs = _given(subject, given, options) if given is not None else _default(subject, options)
+        if options.passages > 1 and not inputs.passage:
+            raise LoadError(f"inputs: --passages {options.passages} cuts text, and these are {inputs.description}")
         if not inputs.args and subject.config is not None:
             inputs = _completed(subject, inputs)
     except AttemperError:
@@ -55,6 +60,20 @@ def prepare(subject: Subject, given: Any, options: Options) -> Inputs:
         ) from error
     _check_arguments(subject, inputs)
     return _in_dtype(subject, inputs)
+
+
+def prepare_all(subject: Subject, given: Any, options: Options) -> tuple[Inputs, ...]:
+    """The inputs, one for each run: what was given, each of a list of names or of dicts, or a text cut into passages.
+
+    Raises:
+        LoadError: one of them cannot be read, or there is no text to cut into passages.
+    """
+    several = isinstance(given, list) and len(given) > 0 and all(isinstance(each, (str, os.PathLike, Mapping)) for each in given)
+    return tuple(
+        prepare(subject, each, replace(options, passage=number))
+        for each in (given if several else [given])
+        for number in range(options.passages)
+    )
 
 
 def _given(subject: Subject, given: Any, options: Options) -> Inputs:
@@ -118,7 +137,7 @@ def _default(subject: Subject, options: Options) -> Inputs:
         if name != "input_ids":
             parts[name], description = made_up.make(name, model, config, batch)
             words.append(description)
-    return Inputs((), parts, "; ".join(words), notes)
+    return Inputs((), parts, "; ".join(words), notes, passage="input_ids" in wanted)
 
 
 def _passage_or_random(subject: Subject, options: Options) -> Inputs:
@@ -145,6 +164,7 @@ def _text(subject: Subject, texts: list[str], name: str, options: Options) -> In
         raise _NoTokenizerError(
             f"inputs: {name} is text, and {subject.name} brings no tokenizer; expected tensors by parameter name"
         )
+    texts = [_passage(each, options, name) for each in texts]
     found, reason = tokenizer(subject.folder, options)
     if found is None:
         raise _NoTokenizerError(f"no tokenizer could be loaded ({reason})")
@@ -165,7 +185,17 @@ def _text(subject: Subject, texts: list[str], name: str, options: Options) -> In
     kwargs = {key: value for key, value in encoded.items() if key in made_up.parameters(subject.model)}
     cut = f", cut from {whole}" if whole > ids.shape[1] else ""
     second = f", with a shorter one padded on the {found.padding_side}" if len(texts) > 1 else ""
-    return Inputs((), kwargs, f"{name}, its own tokenizer, {ids.shape[1]} tokens{cut}{second}")
+    part = f", passage {options.passage + 1} of {options.passages}" if options.passages > 1 else ""
+    return Inputs((), kwargs, f"{name}{part}, its own tokenizer, {ids.shape[1]} tokens{cut}{second}", passage=True)
+
+
+def _passage(text: str, options: Options, name: str) -> str:
+    """The part of a text that is asked for, cut between words."""
+    words = re.findall(r"\s*\S+", text)
+    if len(words) < options.passages:
+        raise LoadError(f"inputs: {name} has {len(words)} words; --passages {options.passages} needs as many or more")
+    start, stop = (len(words) * number // options.passages for number in (options.passage, options.passage + 1))
+    return "".join(words[start:stop]) if options.passages > 1 else text
 
 
 def _check_fits(tokenizer: Any, ids: Tensor, vocabulary: int | None, name: str) -> None:
@@ -190,8 +220,8 @@ def _random(subject: Subject, options: Options, reason: str) -> Inputs:
             f"inputs: none given, {reason}, and the size of its vocabulary is unknown; expected --inputs with tensors by name"
         )
     length = min(made_up.longest(subject.model, subject.config), options.max_tokens, 128)
-    kwargs = made_up.token_ids(subject.model, subject.config, vocabulary, length)
-    return Inputs((), kwargs, f"random token ids, {length} tokens", (f"inputs are random token ids: {reason}",))
+    kwargs = made_up.token_ids(subject.model, subject.config, vocabulary, length, draw=options.passage)
+    return Inputs((), kwargs, f"random token ids, {length} tokens", (f"inputs are random token ids: {reason}",), passage=True)
 
 
 def _completed(subject: Subject, inputs: Inputs) -> Inputs:
@@ -204,7 +234,7 @@ def _completed(subject: Subject, inputs: Inputs) -> Inputs:
     if ids is None:
         return inputs
     kwargs = {**inputs.kwargs, "decoder_input_ids": ids}
-    return Inputs(inputs.args, kwargs, f"{inputs.description}; {ids.shape[1]} decoder tokens", inputs.notes)
+    return replace(inputs, kwargs=kwargs, description=f"{inputs.description}; {ids.shape[1]} decoder tokens")
 
 
 def _check_arguments(subject: Subject, inputs: Inputs) -> None:
@@ -230,7 +260,7 @@ def _in_dtype(subject: Subject, inputs: Inputs) -> Inputs:
             return value
         return value.to(first.device, first.dtype) if value.is_floating_point() else value.to(first.device)
 
-    return Inputs(tuple(map(fit, inputs.args)), {k: fit(v) for k, v in inputs.kwargs.items()}, inputs.description, inputs.notes)
+    return replace(inputs, args=tuple(map(fit, inputs.args)), kwargs={k: fit(v) for k, v in inputs.kwargs.items()})
 
 
 def _read_text(path: Path) -> str:

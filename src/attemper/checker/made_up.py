@@ -68,9 +68,9 @@ def longest(model: nn.Module, config: Any) -> int:
     return limit
 
 
-def token_ids(model: nn.Module, config: Any, count: int, length: int) -> dict[str, Tensor]:
+def token_ids(model: nn.Module, config: Any, count: int, length: int, draw: int = 0) -> dict[str, Tensor]:
     """Two rows of random ids; the end of the second is padding where the model has a padding id and an attention mask."""
-    generator = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator().manual_seed(SEED + draw)
     ids = torch.randint(0, count, (2, length), generator=generator)
     pad = _first(_text_config(config), "pad_token_id")
     if pad is None or not 0 <= pad < count or count < 3 or "attention_mask" not in parameters(model):

@@ -1,4 +1,4 @@
-"""Masks: real tokens that see nothing, a future that is seen, padding that leaks, caches and batches that change outputs (ATT4xx)."""
+"""Masks: tokens that see nothing, a future that is seen, padding that leaks, caches and batches that change outputs (ATT4xx)."""
 
 from collections.abc import Iterator, Sequence
 

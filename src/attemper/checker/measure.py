@@ -1,12 +1,12 @@
 """Runs the model under capture, reduces every attention call on the spot, and runs it again for what needs a second look.
 
 What it must hold: no q, k or weights outlive their call; the model is left as it was found (modes and hooks); a healthy model
-is run once for its figures and once for each probe that applies to it.
+is run once for its figures on each of the inputs, and once or twice for each probe that applies to it.
 """
 
 import contextlib
-from collections.abc import Generator
-from dataclasses import replace
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,32 +14,89 @@ from torch import Tensor, nn
 
 from attemper.capture import AttentionCall, Unseen, capture
 from attemper.checker import made_up, probes
-from attemper.checker.evidence import CallEvidence, Evidence, NonFinite
+from attemper.checker.evidence import CallEvidence, Evidence, Misread, NonFinite
 from attemper.checker.finite import Activations, watch_activations
 from attemper.checker.inputs import Inputs
 from attemper.checker.invariance import agreement
 from attemper.checker.load import Subject
 from attemper.checker.options import Progress, one_line
 from attemper.checker.outputs import CACHES, Outputs, bodies, first_float, hidden_states
+from attemper.checker.over_inputs import over_inputs
 from attemper.checker.reduce import Reduced, misread, read_back, reduce_call
 from attemper.checker.streaming import Away
 from attemper.checker.thresholds import Thresholds
 from attemper.errors import AttemperError, LoadError
 
 
-def measure(subject: Subject, inputs: Inputs, thresholds: Thresholds, tell: Progress) -> tuple[Evidence, tuple[Unseen, ...]]:
+def measure(
+    subject: Subject, inputs: Inputs, thresholds: Thresholds, tell: Progress, others: Sequence[Inputs] = ()
+) -> tuple[Evidence, tuple[Unseen, ...]]:
     """Run the model on the inputs.
 
+    Args:
+        others: more inputs, for the figures alone: probes change the first.
+
     Returns:
-        What was measured, and what was not seen.
+        What was measured, and what was not seen (on the first inputs).
 
     Raises:
         LoadError: the model cannot be run on these inputs.
     """
     model, config = subject.model, subject.config
+    with evaluating(model), torch.no_grad():
+        looked = [
+            _look(subject, each, thresholds, tell, f"{number} of {len(others) + 1}" if others else "")
+            for number, each in enumerate((inputs, *others), 1)
+        ]
+        first = looked[0]
+        by_input = tuple(each.calls for each in looked)
+        evidence = Evidence(
+            model=model,
+            config=config,
+            dtype=dtype_name(model),
+            calls=over_inputs(by_input),
+            nonfinite=next((found for each in looked if (found := each.nonfinite(subject)) is not None), None),
+            largest_activation=max((each.activations.largest() for each in looked), key=lambda largest: largest[1]),
+            causal_claim=probes.causal_claim(model, config, inputs, first.calls),
+            thresholds=thresholds,
+            by_input=by_input if others else (),
+            misread=first.misread,
+        )
+        if evidence.nonfinite is None:
+            tell(f"trying {subject.name} on changed inputs")
+            outputs, padding, made = first.outputs, first.padding, first.activations.first_nonfinite(model)
+            evidence = replace(
+                evidence,
+                future=probes.future(subject, inputs, outputs, evidence, padding, run),
+                padding=probes.padding(subject, inputs, outputs, evidence, padding, run),
+                nan_reach=probes.nan_in_padding(subject, inputs, outputs, made, padding, run),
+            )
+            agreed = agreement(subject, inputs, evidence, padding, run)
+            evidence = replace(evidence, batching=agreed.batching, continuation=agreed.continuation, untried=agreed.untried)
+    return evidence, first.unseen
+
+
+@dataclass(frozen=True)
+class _Look:
+    """One run under capture."""
+
+    inputs: Inputs
+    padding: Tensor | None
+    outputs: Outputs
+    calls: tuple[CallEvidence, ...]
+    activations: Activations
+    unseen: tuple[Unseen, ...]
+    misread: tuple[Misread, ...]
+
+    def nonfinite(self, subject: Subject) -> NonFinite | None:
+        return _nonfinite(subject, self.inputs, self.outputs, self.calls, self.activations, self.padding)
+
+
+def _look(subject: Subject, inputs: Inputs, thresholds: Thresholds, tell: Progress, which: str) -> _Look:
+    model, config = subject.model, subject.config
     padding = padding_mask(inputs)
     reduced: list[Reduced] = []
-    running, layers = f"running {subject.name}", _layers(model)
+    running, layers = f"running {subject.name}" + (f" on inputs {which}" if which else ""), _layers(model)
     tell(running, 0, layers)
 
     decodes = getattr(config, "is_encoder_decoder", False)
@@ -48,46 +105,20 @@ def measure(subject: Subject, inputs: Inputs, thresholds: Thresholds, tell: Prog
         # The mask of an encoder-decoder's inputs is about the encoder's tokens: also its decoder may have as many of its own.
         tell(running, len(reduced), layers)
         other = decodes and call.self_attention and probes.in_causal_part(model, config, call.module)
-        reduced.append(reduce_call(call, None if other else padding))
+        reduced.append(reduce_call(call, None if other else padding, thresholds))
 
-    with evaluating(model), torch.no_grad():
-        with (
-            capture(model, observe, follow_projections=True) as seen,
-            watch_activations(model, inside_fused=False) as activations,
-        ):
-            outputs = run(subject, inputs)
-        calls = tuple(
-            read_back(each, in_causal_part=probes.in_causal_part(model, config, each.place["module"]))
-            for each in reduced
-            if each.holds
-        )
-        evidence = Evidence(
-            model=model,
-            config=config,
-            dtype=dtype_name(model),
-            calls=calls,
-            nonfinite=_nonfinite(subject, inputs, outputs, calls, activations, padding),
-            largest_activation=activations.largest(),
-            causal_claim=probes.causal_claim(model, config, inputs, calls),
-            thresholds=thresholds,
-            misread=tuple(found for each in reduced if (found := misread(each))),
-        )
-        if evidence.nonfinite is None:
-            tell(f"trying {subject.name} on changed inputs")
-            evidence = replace(
-                evidence,
-                future=probes.future(subject, inputs, outputs, evidence, padding, run),
-                padding=probes.padding(subject, inputs, outputs, evidence, padding, run),
-                nan_reach=probes.nan_in_padding(subject, inputs, outputs, activations.first_nonfinite(model), padding, run),
-            )
-            agreed = agreement(subject, inputs, evidence, padding, run)
-            evidence = replace(
-                evidence,
-                batching=agreed.batching,
-                continuation=agreed.continuation,
-                untried=agreed.untried,
-            )
-    return evidence, seen.unseen()
+    with (
+        capture(model, observe, follow_projections=True) as seen,
+        watch_activations(model, inside_fused=False) as activations,
+    ):
+        outputs = run(subject, inputs)
+    calls = tuple(
+        read_back(each, in_causal_part=probes.in_causal_part(model, config, each.place["module"]))
+        for each in reduced
+        if each.holds
+    )
+    misreads = tuple(found for each in reduced if (found := misread(each)))
+    return _Look(inputs, padding, outputs, calls, activations, seen.unseen(), misreads)
 
 
 def _layers(model: nn.Module) -> int:

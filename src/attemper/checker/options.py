@@ -23,6 +23,7 @@ class Options:
         allow_pickle: read pickled weights (with weights_only=True). trust_remote_code: run code that a checkpoint brings along.
         max_tokens: texts are cut to this many tokens (and to what the model can take).
         thresholds: the numbers that findings are decided by.
+        passages: into how many passages a text is cut, each an input of its own; passage: which of them, from 0 on.
         max_memory: bytes that the process may take, None for no limit.
     """
 
@@ -32,12 +33,16 @@ class Options:
     max_tokens: int = 2048
     thresholds: Thresholds = DEFAULTS
     max_memory: int | None = None
+    passages: int = 1
+    passage: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ArgumentError("dtype", repr(self.dtype), f"one of {', '.join(DTYPES)}")
         if self.max_tokens < 2:
             raise ArgumentError("max_tokens", self.max_tokens, "2 tokens or more")
+        if self.passages < 1:
+            raise ArgumentError("passages", self.passages, "a whole number, 1 or more")
 
     @property
     def torch_dtype(self) -> torch.dtype | None:

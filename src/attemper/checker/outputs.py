@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-
 CACHES = (
     "past_key_values",
     "cache",

@@ -11,6 +11,7 @@ from attemper.checker.backend import Shown, measure_output
 from attemper.checker.evidence import CallEvidence, KeyShare, Misread
 from attemper.checker.orders import Measured, read_orders, run_orders
 from attemper.checker.scale_measured import measure_call
+from attemper.checker.thresholds import DEFAULTS, Thresholds
 from attemper.checker.visibility import is_self_attention, sees_future, sees_padding
 from attemper.stats import HeadStats
 
@@ -43,11 +44,12 @@ class Reduced:
         return self.mismatch is None or not bool(self.mismatch)
 
 
-def reduce_call(call: AttentionCall, padding: Tensor | None) -> Reduced:
+def reduce_call(call: AttentionCall, padding: Tensor | None, limits: Thresholds = DEFAULTS) -> Reduced:
     """Reduce a call, inside the forward pass.
 
     Args:
         padding: the inputs' own attention mask as bool [batch, tokens], True = real, or None; used where it fits the call.
+        limits: the thresholds; that of gain is needed row by row.
     """
     rows = call.row_stats()
     shown = call.query_mask()
@@ -82,8 +84,14 @@ def reduce_call(call: AttentionCall, padding: Tensor | None) -> Reduced:
         "self_attention": is_self_attention(call),
         "written": call.written,
     }
+    several = counted & (rows.count > 1)
+    figures |= {
+        "several": _by_head(several).sum(-1),
+        "dead": _by_head(several & (rows.gain() < limits.dead_gain)).sum(-1),
+        **_previous(rows.argmax, several, is_self_attention(call)),
+    }
     first = real.int().argmax(-1) if is_self_attention(call) else real.new_zeros(batch, dtype=torch.int64)
-    sink = _strongest_keys(rows.argmax, rows.peak(), counted & (rows.count > 1), keys, first)
+    sink = _strongest_keys(rows.argmax, rows.peak(), several, keys, first)
     output = measure_output(call, real if shown is None else real & shown)
     statistics, scaling = HeadStats.from_rows(rows, shown), measure_call(call, output.scale)
     orders = run_orders(call, rows, counted) if keys else None
@@ -107,6 +115,8 @@ def read_back(reduced: Reduced, *, in_causal_part: bool) -> CallEvidence:
         sees_padding=bool(figures["sees_padding"]),
         masked_rows=figures["masked_rows"],
         real_rows=int(figures["real_rows"]),
+        dead=figures["dead"].double() / figures["several"].clamp(min=1),
+        previous=figures["previous"].double() / figures["behind_first"].clamp(min=1),
         sink=KeyShare(sink["key"], sink["rows"] / total, sink["weight"].double() / total, sink["at_start"]),
         scaling=reduced.scaling,
         shown=reduced.shown,
@@ -143,6 +153,16 @@ def _strongest_keys(argmax: Tensor, peak: Tensor, counted: Tensor, keys: int, fi
         "weight": torch.where(on_key, peak.double(), 0.0).sum((0, -1)),
         "counted": counted.sum((0, -1)),
         "at_start": (key == first.unsqueeze(-1)).all(0),
+    }
+
+
+def _previous(argmax: Tensor, several: Tensor, own: bool) -> dict[str, Tensor]:
+    """For each head, how many rows have the position before their own as their strongest key, and of how many."""
+    position = torch.arange(argmax.shape[-1], device=argmax.device)
+    behind = several & (position > 0) & own
+    return {
+        "previous": _by_head(behind & (argmax == position - 1)).sum(-1),
+        "behind_first": _by_head(behind).sum(-1),
     }
 
 

@@ -1,7 +1,7 @@
 """`check`: load, measure, judge, report."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from attemper.checker.backend import backend_findings
 from attemper.checker.budget import size
 from attemper.checker.evidence import CallEvidence, Evidence
 from attemper.checker.health import health_findings
-from attemper.checker.inputs import Inputs, prepare
+from attemper.checker.inputs import Inputs, prepare_all
 from attemper.checker.load import Subject, load
 from attemper.checker.masks import mask_findings
 from attemper.checker.measure import measure
@@ -50,6 +50,7 @@ def check(
     trust_remote_code: bool = False,
     max_tokens: int = 2048,
     max_memory: int | str | None = None,
+    passages: int = 1,
     progress: Progress | None = None,
 ) -> Report:
     """Run a model once, look at every attention call in it, and report what is wrong.
@@ -58,8 +59,9 @@ def check(
         model: a module, a path, or what the command takes: a Hugging Face folder, a Hub id, or "package.module:factory" (called
             without arguments); None: the unscaled example that attemper brings along.
         inputs: a dict of tensors by parameter name, a tensor or a tuple of tensors, or what the command takes: a text file, a
-            safetensors file of named tensors, or "module:function". None: a built-in passage through the model's tokenizer, the
-            model's own `example_inputs()`, or made-up inputs; the report says which.
+            safetensors file of named tensors, or "module:function"; or a list of dicts or of such names, each run by itself.
+            None: a built-in passage through the model's tokenizer, the model's own `example_inputs()`, or made-up inputs; the
+            report says which.
         select, ignore: codes or beginnings of codes, in a list or with commas; the longest that fits decides.
         per_layer_ignores: codes by globs of whole module names: {"*.layers.0.*": "ATT301"}.
         severities: how grave findings are held to be, by codes: {"ATT302": "warning"}.
@@ -69,6 +71,8 @@ def check(
         max_tokens: texts are cut to this length, and to what the model can take.
         max_memory: bytes, or text such as "16GB", that the process may take: a checkpoint in safetensors that is larger is read
             from disk block by block while it runs, with the same figures.
+        passages: cut texts into this many passages, each an input of its own: figures are over all, and findings about the
+            softmax say on how many they hold.
         progress: called as progress(words, done, total) before each long step, and while the model runs.
 
     Returns:
@@ -86,6 +90,7 @@ def check(
         max_tokens=max_tokens,
         thresholds=Thresholds.of(thresholds),
         max_memory=None if max_memory is None else size(max_memory),
+        passages=passages,
     )
     selection = Selection.of(select, ignore, per_layer_ignores, severities)
     tell = progress or (lambda words, done=0, total=0: None)
@@ -93,14 +98,16 @@ def check(
         tell("loading the model")
         subject = load(model, options)
         tell("preparing inputs")
-        arguments = prepare(subject, inputs, options)
+        arguments, *others = prepare_all(subject, inputs, options)
     except OSError as error:
         raise LoadError(f"a file could not be read: {one_line(error)}") from error
-    evidence, unseen = measure(subject, arguments, options.thresholds, tell)
-    return judge(subject, arguments, evidence, unseen, selection)
+    evidence, unseen = measure(subject, arguments, options.thresholds, tell, others)
+    return judge(subject, (arguments, *others), evidence, unseen, selection)
 
 
-def judge(subject: Subject, arguments: Inputs, evidence: Evidence, unseen: tuple[Unseen, ...], selection: Selection) -> Report:
+def judge(
+    subject: Subject, inputs: Sequence[Inputs], evidence: Evidence, unseen: tuple[Unseen, ...], selection: Selection
+) -> Report:
     """The report on what was measured, with the findings that are selected.
 
     Raises:
@@ -110,12 +117,17 @@ def judge(subject: Subject, arguments: Inputs, evidence: Evidence, unseen: tuple
     findings = selection.apply(finding for rules in _RULES for finding in rules(evidence))
     return Report(
         model=subject.name,
-        inputs=arguments.description,
+        inputs="; ".join(each.description for each in inputs),
         dtype=evidence.dtype,
         rows=tuple(_row(evidence, call) for call in evidence.calls),
         findings=findings,
         unseen=tuple((each.module, each.reason) for each in unseen),
-        notes=(*subject.notes, *arguments.notes, *_notes(evidence), *_unusual(selection, evidence.thresholds, subject)),
+        notes=(
+            *subject.notes,
+            *dict.fromkeys(note for each in inputs for note in each.notes),
+            *_notes(evidence),
+            *_unusual(selection, evidence.thresholds, subject),
+        ),
     )
 
 

@@ -119,7 +119,7 @@ class Thresholds:
         Meaning(
             "Heads with fewer rows than this are not judged by shares of rows.",
             "rows",
-            ("ATT301", "ATT302"),
+            ("ATT301", "ATT302", "ATT303", "ATT304", "ATT305"),
             _OURS + ": fewer say nothing about a share",
             low=1,
         ),
@@ -137,9 +137,9 @@ class Thresholds:
     at_rest_rows: float = _threshold(
         0.9,
         Meaning(
-            "A saturated head is at rest, and no finding of ATT301, if this share of its rows or more choose the first token.",
+            "A saturated or dead head is at rest, and no finding, if this share of its rows or more choose the first token.",
             _SHARE,
-            ("ATT301",),
+            ("ATT301", "ATT304"),
             _OURS,
             high=1.0,
         ),
@@ -161,6 +161,40 @@ class Thresholds:
             _SHARE,
             ("ATT302",),
             _OURS,
+            high=1.0,
+        ),
+    )
+    uniform_entropy: float = _threshold(
+        0.99,
+        Meaning(
+            "The mean normalized entropy above which a head is uniform.",
+            "entropy / ln(number of visible keys), 0 to 1",
+            ("ATT303",),
+            _OURS + ": logits that differ by a standard deviation of s lack s^2 / (2 ln n), so over 512 keys s is below 0.36",
+            high=1.0,
+        ),
+    )
+    dead_gain: float = _threshold(
+        1e-3,
+        Meaning(
+            "The gain 1 - sum p^2 below which a row is dead.",
+            "gain, 0 to 1",
+            ("ATT304",),
+            _OURS + ": the rounding of the weights in bfloat16, 2^-9, is larger",
+            high=1.0,
+        ),
+    )
+    dead_rows: float = _threshold(
+        0.99,
+        Meaning("The share of dead rows from which a head is dead.", _SHARE, ("ATT304",), _OURS + ": nearly all rows", high=1.0),
+    )
+    previous_rows: float = _threshold(
+        0.9,
+        Meaning(
+            "The share of rows from which a head whose strongest key is the position before is a previous-token head.",
+            _SHARE + ", behind the first",
+            ("ATT305",),
+            "positional heads in arXiv 1905.09418, section 5.2",
             high=1.0,
         ),
     )

@@ -31,9 +31,13 @@ def command(
         ),
     ] = None,
     inputs: Annotated[
-        str | None,
-        typer.Option(help="A text file, a .safetensors file of named tensors, or module:function.", show_default=False),
+        list[str] | None,
+        typer.Option(
+            help="A text file, a .safetensors file of named tensors, or module:function; may be given several times.",
+            show_default=False,
+        ),
     ] = None,
+    passages: Annotated[int, typer.Option(metavar="N", help="Cut texts into N passages, each an input of its own.")] = 1,
     output_format: Annotated[
         Format | None, typer.Option(help="How to write the report to stdout; text.", show_default=False)
     ] = None,
@@ -178,7 +182,7 @@ def command(
     write_page = page_writer(html)
     known = baseline.read(Path(force["baseline"])) if force["baseline"] else None
 
-    report = _checked(model, inputs, force, allow_pickle, trust_remote_code)
+    report = _checked(model, inputs, passages, force, allow_pickle, trust_remote_code)
     if write_baseline and report.rows:  # nothing that could be looked at is no reason to forget what was found before
         known = baseline.known(report.findings)
         write_whole(Path(write_baseline), baseline.written(known))
@@ -200,11 +204,14 @@ def command(
     raise typer.Exit(code)
 
 
-def _checked(model: str | None, inputs: str | None, force: Settings, allow_pickle: bool, trust_remote_code: bool) -> Report:
+def _checked(
+    model: str | None, inputs: list[str] | None, passages: int, force: Settings, allow_pickle: bool, trust_remote_code: bool
+) -> Report:
     with progress() as tell, silenced():
         return check(
             model,
             inputs,
+            passages=passages,
             select=force["select"],
             ignore=force["ignore"],
             per_layer_ignores=force["per-layer-ignores"],

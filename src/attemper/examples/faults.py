@@ -195,8 +195,8 @@ def saturated_head() -> Model:
 
 class _SinkHead(Attention):
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        sink = torch.zeros(TOKENS, TOKENS).index_fill(1, torch.tensor([0]), 4.0)  # a bias towards the first key
-        causal = torch.full((TOKENS, TOKENS), -torch.inf).triu(1)
+        sink = torch.zeros(query.shape[-2], key.shape[-2]).index_fill(1, torch.tensor([0]), 4.0)  # a bias towards the first key
+        causal = torch.full_like(sink, -torch.inf).triu(1)
         return F.scaled_dot_product_attention(query, key, value, sink + causal)
 
 
@@ -205,9 +205,38 @@ def sink_head() -> Model:
     return _model(_SinkHead)
 
 
+def uniform_head() -> Model:
+    """ATT303: projections that have shrunk."""
+    return _grown(0.3)
+
+
+class _DeadHead(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        itself = 40.0 * torch.eye(query.shape[-2])  # a bias towards a token's own key that nothing can make up for
+        causal = torch.full_like(itself, -torch.inf).triu(1)
+        return F.scaled_dot_product_attention(query, key, value, itself + causal)
+
+
+def dead_head() -> Model:
+    """ATT304: each token sees itself only, and no gradient reaches the queries and keys."""
+    return _model(_DeadHead)
+
+
+class _PreviousToken(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        before = 4.0 * torch.ones(query.shape[-2], key.shape[-2]).tril(-1).triu(-1)  # a bias towards the key before
+        causal = torch.full_like(before, -torch.inf).triu(1)
+        return F.scaled_dot_product_attention(query, key, value, before + causal)
+
+
+def previous_token_head() -> Model:
+    """ATT305: heads that look at the token before."""
+    return _model(_PreviousToken)
+
+
 class _BlindRow(Attention):
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        earlier = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril(-1)  # strictly: the first token sees nothing
+        earlier = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(-1)  # strictly: the first token sees nothing
         return F.scaled_dot_product_attention(query, key, value, earlier)
 
 

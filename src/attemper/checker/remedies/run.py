@@ -135,7 +135,7 @@ def _fix(
 def _check(subject: Subject, given: Any, options: Options, tell: Progress) -> tuple[Inputs, Evidence, Report]:
     arguments = prepare(subject, given, options)
     evidence, unseen = measure(subject, arguments, options.thresholds, tell)
-    return arguments, evidence, judge(subject, arguments, evidence, unseen, Selection())
+    return arguments, evidence, judge(subject, (arguments,), evidence, unseen, Selection())
 
 
 def _margin(checkpoint: Checkpoint) -> float:

@@ -70,13 +70,13 @@ def example(rule: Rule) -> list[str]:
     module = importlib.import_module(module_name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        report = attemper.check(rule.example, select=rule.code)
+        report = attemper.check(rule.example, select=rule.code, weights_only="--weights-only" in rule.options)
     printed = plain_text(report, {each.code: each.name for each in RULES})
     return [
         "## Example",
         f"In `{module_name}`:",
         f"```python\n{source(module, name)}\n```",
-        f"```console\n$ attemper check {rule.example} --select {rule.code}\n{printed}\n```",
+        f"```console\n$ attemper check {rule.example} {rule.options and rule.options + ' '}--select {rule.code}\n{printed}\n```",
     ]
 
 

@@ -128,7 +128,8 @@ class TestExplain:
 
     @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
     def test_every_rule_has_an_example_that_shows_it(self, capsys: Capture, rule: object) -> None:
-        code, out, err = run(capsys, "check", rule.example, "--select", rule.code, "--fail-on", "info")  # pyrefly: ignore
+        options = rule.options.split()  # pyrefly: ignore
+        code, out, err = run(capsys, "check", rule.example, *options, "--select", rule.code, "--fail-on", "info")  # pyrefly: ignore
         assert (code, err) == (1, "")
         assert re.search(rf"^{rule.code} (error|warning|info) {rule.name} \(1 place\)$", out, re.MULTILINE)  # pyrefly: ignore
         said = run(capsys, "rule", rule.code)[1]  # pyrefly: ignore

@@ -301,6 +301,41 @@ RULES: tuple[Rule, ...] = (
         example="attemper.examples.faults:previous_token_head",
     ),
     Rule(
+        code="ATT306",
+        name="logit-bound",
+        severity=Severity.INFO,
+        summary="The weights alone do not keep a head's logits within reason.",
+        why=(
+            "With --weights-only. Behind a norm an input has a length that its gain gives, so the spectral norms of W_q and W_k "
+            "bound every logit there can be: scale·‖W_q‖·‖W_k‖·‖x‖², biases included. Below the threshold no input whatever "
+            "gives large logits; above it, a run must tell. A warning where the bound before the scale passes 65504 and the "
+            "weights are float16."
+        ),
+        remedy="Run the check without --weights-only. In training: QK-norm, σReparam or QK-clip keep the bound down.",
+        source="σReparam, arXiv 2303.06296: logits are bounded by spectral norms; the threshold: arXiv 2309.14322",
+        measured="The bound of the worst head, against the threshold logit-bound.",
+        ignore_when="A run on real inputs shows that logits stay far below the bound.",
+        example="attemper.examples.faults:logit_bound",
+        options="--weights-only",
+    ),
+    Rule(
+        code="ATT307",
+        name="query-and-key-outgrow-value",
+        severity=Severity.INFO,
+        summary="The spectral norms of W_q and W_k are far larger than that of W_v.",
+        why=(
+            "With --weights-only. The three projections start alike. The logits' sharpness grows with ‖W_q‖·‖W_k‖, and where it "
+            "runs away from the rest of the layer, attention entropy collapses and training becomes unstable. Behind QK-norm "
+            "these norms have no effect, and nothing is said."
+        ),
+        remedy="In training: σReparam, QK-norm, QK-clip, or a lower learning rate for the query and key projections.",
+        source="entropy collapse and spectral norms: arXiv 2303.06296, sections 2 and 3; the threshold is ours",
+        measured="sqrt(‖W_q‖·‖W_k‖) / ‖W_v‖, against the threshold norm-ratio.",
+        ignore_when="Training is over and the softmax is healthy on real inputs.",
+        example="attemper.examples.faults:query_and_key_outgrow_value",
+        options="--weights-only",
+    ),
+    Rule(
         code="ATT401",
         name="fully-masked-row",
         severity=Severity.ERROR,

@@ -1,7 +1,7 @@
 """`check`: load, measure, judge, report."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from attemper.checker.health import health_findings
 from attemper.checker.inputs import Inputs, prepare_all
 from attemper.checker.load import Subject, load
 from attemper.checker.masks import mask_findings
-from attemper.checker.measure import measure
+from attemper.checker.measure import dtype_name, measure
 from attemper.checker.narrow import narrow_findings
 from attemper.checker.numeric_range import range_findings
 from attemper.checker.options import Options, Progress, one_line
@@ -23,7 +23,8 @@ from attemper.checker.probes import embedding
 from attemper.checker.scale import effective, learned_notes, position_notes, scale_findings
 from attemper.checker.selection import Codes, Selection
 from attemper.checker.thresholds import THRESHOLDS, Thresholds
-from attemper.errors import LoadError
+from attemper.checker.weights_only import weigh
+from attemper.errors import ArgumentError, LoadError
 from attemper.report import Finding, LayerRow, Report
 
 _RULES: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
@@ -51,6 +52,7 @@ def check(
     max_tokens: int = 2048,
     max_memory: int | str | None = None,
     passages: int = 1,
+    weights_only: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Run a model once, look at every attention call in it, and report what is wrong.
@@ -73,6 +75,7 @@ def check(
             from disk block by block while it runs, with the same figures.
         passages: cut texts into this many passages, each an input of its own: figures are over all, and findings about the
             softmax say on how many they hold.
+        weights_only: make no forward pass; bound the logits by the projections' spectral norms, and compare these norms.
         progress: called as progress(words, done, total) before each long step, and while the model runs.
 
     Returns:
@@ -97,6 +100,8 @@ def check(
     try:
         tell("loading the model")
         subject = load(model, options)
+        if weights_only:
+            return _by_weights(subject, inputs, passages, selection, options, tell)
         tell("preparing inputs")
         arguments, *others = prepare_all(subject, inputs, options)
     except OSError as error:
@@ -143,6 +148,23 @@ def _row(evidence: Evidence, call: CallEvidence) -> LayerRow:
         scales,
         own_order=own,
         orders=call.orders,
+    )
+
+
+def _by_weights(subject: Subject, inputs: Any, passages: int, selection: Selection, options: Options, tell: Progress) -> Report:
+    if inputs is not None or passages != 1:
+        raise ArgumentError("weights_only", "with inputs", "no inputs and no passages: without a forward pass nothing takes them")
+    tell(f"reading the projections of {subject.name}")
+    weighed = weigh(subject, options.thresholds)
+    return Report(
+        model=subject.name,
+        inputs="none: the weights alone",
+        dtype=dtype_name(subject.model),
+        rows=(),
+        findings=selection.apply(weighed.findings),
+        unseen=weighed.unseen,
+        notes=(*subject.notes, *_unusual(selection, options.thresholds, subject)),
+        weights=weighed.rows,
     )
 
 

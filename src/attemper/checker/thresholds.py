@@ -198,6 +198,24 @@ class Thresholds:
             high=1.0,
         ),
     )
+    logit_bound: float = _threshold(
+        1e4,
+        Meaning(
+            "The bound on a logit, from the weights alone, above which a head is reported.",
+            "logit",
+            ("ATT306",),
+            "training diverged once the largest logits passed 1e4: arXiv 2309.14322",
+        ),
+    )
+    norm_ratio: float = _threshold(
+        10.0,
+        Meaning(
+            "How many times the spectral norm of W_v the geometric mean of those of W_q and W_k may be.",
+            "ratio",
+            ("ATT307",),
+            _OURS + ": they start equal, and the logits grow with their square",
+        ),
+    )
     leak_roundings: float = _threshold(
         1.0,
         Meaning(

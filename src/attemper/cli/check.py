@@ -38,6 +38,9 @@ def command(
         ),
     ] = None,
     passages: Annotated[int, typer.Option(metavar="N", help="Cut texts into N passages, each an input of its own.")] = 1,
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Make no forward pass: bound the logits by the weights' spectral norms.")
+    ] = False,
     output_format: Annotated[
         Format | None, typer.Option(help="How to write the report to stdout; text.", show_default=False)
     ] = None,
@@ -182,8 +185,10 @@ def command(
     write_page = page_writer(html)
     known = baseline.read(Path(force["baseline"])) if force["baseline"] else None
 
-    report = _checked(model, inputs, passages, force, allow_pickle, trust_remote_code)
-    if write_baseline and report.rows:  # nothing that could be looked at is no reason to forget what was found before
+    report = _checked(model, inputs, passages, weights_only, force, allow_pickle, trust_remote_code)
+    if write_baseline and (
+        report.rows or report.weights
+    ):  # nothing that could be looked at is no reason to forget what was found before
         known = baseline.known(report.findings)
         write_whole(Path(write_baseline), baseline.written(known))
     if known is not None:
@@ -205,13 +210,20 @@ def command(
 
 
 def _checked(
-    model: str | None, inputs: list[str] | None, passages: int, force: Settings, allow_pickle: bool, trust_remote_code: bool
+    model: str | None,
+    inputs: list[str] | None,
+    passages: int,
+    weights_only: bool,
+    force: Settings,
+    allow_pickle: bool,
+    trust_remote_code: bool,
 ) -> Report:
     with progress() as tell, silenced():
         return check(
             model,
             inputs,
             passages=passages,
+            weights_only=weights_only,
             select=force["select"],
             ignore=force["ignore"],
             per_layer_ignores=force["per-layer-ignores"],

@@ -24,7 +24,7 @@ def described(found: Rule) -> list[str]:
     if found.measured:
         paragraphs.append(f"Measured: {found.measured}")
     if found.example:
-        paragraphs.append(f"Example: attemper check {found.example}")
+        paragraphs.append(f"Example: attemper check {found.example} {found.options}".rstrip())
     paragraphs.append(f"What to do: {found.remedy}")
     if found.ignore_when:
         paragraphs.append(f"When to ignore: {found.ignore_when}")

@@ -18,6 +18,8 @@ SEED = 1706
 class Attention(nn.Module):
     """Causal self-attention of three heads with the usual scale; a fault changes one step of it."""
 
+    num_heads, head_dim = HEADS, WIDTH
+
     def __init__(self) -> None:
         super().__init__()
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(HEADS * WIDTH, HEADS * WIDTH) for _ in range(4))
@@ -232,6 +234,30 @@ class _PreviousToken(Attention):
 def previous_token_head() -> Model:
     """ATT305: heads that look at the token before."""
     return _model(_PreviousToken)
+
+
+class _BehindNorm(Model):
+    def __init__(self, attention: Attention) -> None:
+        super().__init__(attention)
+        self.attn_norm = nn.LayerNorm(HEADS * WIDTH)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        x = self.embed(input_ids)
+        return x + self.attention(self.attn_norm(x))
+
+
+def logit_bound() -> Model:
+    """ATT306: projections that have grown, behind a norm."""
+    model = _model(kind=_BehindNorm)
+    with torch.no_grad():
+        model.attention.q_proj.weight *= 150.0
+        model.attention.k_proj.weight *= 150.0
+    return model
+
+
+def query_and_key_outgrow_value() -> Model:
+    """ATT307: projections of q and k that have grown away from that of v."""
+    return _grown(12.0)
 
 
 class _BlindRow(Attention):

@@ -14,6 +14,11 @@ LEGEND = (
     "max logit and centred (max − mean of a row): largest. entropy: mean of H / ln(keys). saturated: share of rows with a weight "
     "above 0.99. gain: mean of 1 − Σp². fp16 room: 65504 / largest |q·k|. scale: factor on q·k, a…b where it varies."
 )
+WEIGHT_COLUMNS = ("layer", "heads", "logit bound", "‖W_q‖", "‖W_k‖", "‖W_v‖", "behind")
+WEIGHT_LEGEND = (
+    "logit bound: of the worst head, scale·‖W_q‖·‖W_k‖·‖x‖² with biases, which no input exceeds; — where ‖x‖ is not known. "
+    "‖W‖: spectral norms of the whole projections. behind: the norm that bounds x."
+)
 _MOST_MESSAGES = 6
 _MOST_LISTED = 10
 
@@ -48,14 +53,25 @@ def table(report: Outcome) -> tuple[str, list[list[str]]]:
     names = [safe(row.module) or "(model)" for row in report.rows]
     if len(report.rows) > 1 and len(set(names)) == 1:
         return names[0], [[f"call {row.call}", *_figures(row)] for row in report.rows]
-    prefix, suffix = _common(names)
-    shared = ".".join([*prefix, "*", *suffix]) if prefix or suffix else ""
-    shown = [".".join(_parts(name)[len(prefix) : len(_parts(name)) - len(suffix)]) for name in names] if shared else names
+    shared, shown = _shortened(names)
     repeated = {row.module for row in report.rows if row.call}
     cells = []
     for name, row in zip(shown, report.rows, strict=True):
         place = f"{name} call {row.call}" if row.module in repeated else name
         cells.append([place, *_figures(row)])
+    return shared, cells
+
+
+def weights_table(report: Outcome) -> tuple[str, list[list[str]]]:
+    """As `table`, of the weights."""
+    shared, shown = _shortened([safe(row.module) or "(model)" for row in report.weights])
+    cells = []
+    for name, row in zip(shown, report.weights, strict=True):
+        norms = [row.query_norm, row.key_norm, row.value_norm]
+        bound = number(max(row.bounds)) if row.bounds else "—"
+        cells.append(
+            [name, str(row.heads), bound, *("—" if norm is None else number(norm) for norm in norms), safe(row.norm) or "—"]
+        )
     return shared, cells
 
 
@@ -95,11 +111,16 @@ def suppressed(report: Outcome) -> list[str]:
 
 def closing(report: Outcome) -> str:
     """Counts and overall figures in one line."""
-    if not report.rows:
+    if not report.rows and not report.weights:
         return "Nothing to check: no attention call was seen."
     counts = ", ".join(plural(report.count(severity), _NOUNS[severity]) for severity in Severity)
     if report.suppressed:
         counts += f"; {len(report.suppressed)} old (in the baseline)"
+    if report.weights:
+        bounds = [max(row.bounds) for row in report.weights if row.bounds]
+        heads = sum(row.heads for row in report.weights)
+        largest = f" Largest bound on a logit {number(max(bounds))}." if bounds else ""
+        return f"{plural(len(report.weights), 'attention module')}, {plural(heads, 'head')}, by weights alone: {counts}.{largest}"
     totals = report.totals
     return (
         f"{plural(totals.calls, 'attention call')}, {plural(totals.heads, 'head')}, {plural(totals.rows, 'row')}: {counts}. "
@@ -212,6 +233,15 @@ def distance(finding: Finding) -> float:
     if finding.measured is None or math.isnan(finding.measured):
         return 0.0
     return abs(finding.measured - (finding.threshold or 0.0))
+
+
+def _shortened(names: list[str]) -> tuple[str, list[str]]:
+    """What names have in common, with * for the rest, and the rest of each; ("", the names) where that is nothing."""
+    prefix, suffix = _common(names)
+    if not prefix and not suffix:
+        return "", names
+    rest = [".".join(_parts(name)[len(prefix) : len(_parts(name)) - len(suffix)]) for name in names]
+    return ".".join([*prefix, "*", *suffix]), rest
 
 
 def _parts(name: str) -> list[str]:

@@ -94,6 +94,26 @@ class LayerRow:
 
 
 @dataclass(frozen=True)
+class WeightRow:
+    """One attention module, by its weights alone.
+
+    Attributes:
+        module: dotted name; heads: of q.
+        bounds: for each head, what no |scale * q·k| can exceed, whatever the input; () where the input's norm is not known.
+        query_norm, key_norm, value_norm: spectral norms of the projections; None where they are not known.
+        norm: name of the norm in front, which bounds the input; "" where none is known, or none is needed.
+    """
+
+    module: str
+    heads: int
+    bounds: tuple[float, ...]
+    query_norm: float | None
+    key_norm: float | None
+    value_norm: float | None
+    norm: str = ""
+
+
+@dataclass(frozen=True)
 class Totals:
     """Figures over all heads of all calls.
 
@@ -124,6 +144,7 @@ class Outcome:
         rows: one for each attention call, in order; findings: errors first.
         unseen: (module, reason) of attention that was not looked at; notes: what a reader should know about this run.
         suppressed: findings that a baseline names; they count nowhere.
+        weights: one for each attention module, where the weights alone were looked at; there are no rows then.
     """
 
     model: str
@@ -134,6 +155,7 @@ class Outcome:
     unseen: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = field(default=())
     suppressed: tuple[Finding, ...] = ()
+    weights: tuple[WeightRow, ...] = ()
 
     def count(self, severity: Severity | str) -> int:
         """How many findings have this severity."""
@@ -152,7 +174,7 @@ class Outcome:
             raise ArgumentError("fail_on", repr(fail_on), f"one of {', '.join(FAIL_ON)}")
         if any(at_least(finding.severity, fail_on) for finding in self.findings):
             return FOUND
-        return CLEAN if self.rows else NOTHING_TO_CHECK
+        return CLEAN if self.rows or self.weights else NOTHING_TO_CHECK
 
     @functools.cached_property
     def totals(self) -> Totals:

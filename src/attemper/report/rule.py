@@ -16,7 +16,7 @@ class Rule:
         source: where the threshold or the rule comes from.
         measured: what the number of a finding is, and what it is held against.
         ignore_when: when a finding may be ignored.
-        example: a model with the fault, as `attemper check` takes it.
+        example: a model with the fault, as `attemper check` takes it; options: what else must be given for it to be found.
     """
 
     code: str
@@ -29,6 +29,7 @@ class Rule:
     measured: str = ""
     ignore_when: str = ""
     example: str = ""
+    options: str = ""
 
 
 Rules = Sequence[Rule]

@@ -18,6 +18,8 @@
     suppressed findings that a baseline names, in the same form; counts leaves them out
     unseen     objects with module and reason
     notes      strings
+    weights    with --weights-only, and none else: module, heads, bounds (a number for each head, or none), query_norm,
+               key_norm, value_norm, norm, as in `WeightRow`
 
 Infinities are the strings "inf" and "-inf", what is not a number is null: the file is JSON to every parser.
 """
@@ -31,7 +33,7 @@ import torch
 from attemper.errors import ArgumentError
 from attemper.report.numbers import from_json, to_json
 from attemper.report.orders import OrderFigures
-from attemper.report.records import Finding, LayerRow, Outcome, ScaleRange, Severity
+from attemper.report.records import Finding, LayerRow, Outcome, ScaleRange, Severity, WeightRow
 from attemper.stats import HeadStats
 
 SCHEMA = 2
@@ -55,6 +57,7 @@ def to_dict(report: Outcome) -> dict[str, Any]:
         "suppressed": [_finding(finding) for finding in report.suppressed],
         "unseen": [{"module": module, "reason": reason} for module, reason in report.unseen],
         "notes": list(report.notes),
+        "weights": [_weights(row) for row in report.weights],
     }
 
 
@@ -93,6 +96,7 @@ def outcome_fields(data: dict[str, Any]) -> dict[str, Any]:
             "suppressed": suppressed,
             "unseen": missed,
             "notes": tuple(data["notes"]),
+            "weights": tuple(_read_weights(each) for each in data["weights"]),
         }
     except (KeyError, TypeError, ValueError) as error:
         raise ArgumentError("data", f"a report with a fault ({error!r})", "what Report.to_dict returned") from error
@@ -121,6 +125,15 @@ def _layer(row: LayerRow) -> dict[str, Any]:
         "own_order": row.own_order,
         "orders": [order.to_dict() for order in row.orders],
     }
+
+
+def _weights(row: WeightRow) -> dict[str, Any]:
+    return {name: to_json(value) for name, value in asdict(row).items()} | {"bounds": [to_json(each) for each in row.bounds]}
+
+
+def _read_weights(data: dict[str, Any]) -> WeightRow:
+    norms = (from_json(data[name]) for name in ("query_norm", "key_norm", "value_norm"))
+    return WeightRow(data["module"], data["heads"], tuple(map(from_json, data["bounds"])), *norms, data["norm"])
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

@@ -29,7 +29,10 @@ def print_report(
         console.print(Text.assemble((f"{label}: ", "dim"), text))
     if report.rows:
         console.print()
-        _print_table(report, console)
+        _print_table(*layout.table(report), layout.COLUMNS, layout.LEGEND, console)
+    if report.weights:
+        console.print()
+        _print_table(*layout.weights_table(report), layout.WEIGHT_COLUMNS, layout.WEIGHT_LEGEND, console)
     for group in layout.groups(report):
         console.print()
         _print_group(group, console, rule_names.get(group.code, ""))
@@ -38,17 +41,16 @@ def print_report(
         _print_list(title, lines, console)
     console.print()
     worst = next((severity for severity in Severity if report.count(severity)), None)
-    style = _STYLES[worst] if worst else "bold green" if report.rows else "yellow"
+    style = _STYLES[worst] if worst else "bold green" if report.rows or report.weights else "yellow"
     console.print(Text(layout.closing(report), style=style))
 
 
-def _print_table(report: Outcome, console: Console) -> None:
-    shared, rows = layout.table(report)
+def _print_table(shared: str, rows: list[list[str]], columns: Sequence[str], legend: str, console: Console) -> None:
     if shared:
         console.print(Text.assemble(("layer = ", "dim"), shared))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    widest = [max(len(cell) for cell in column) for column in zip(layout.COLUMNS, *rows, strict=True)]
-    for number, name in enumerate(layout.COLUMNS):
+    widest = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
+    for number, name in enumerate(columns):
         table.add_column(name, justify="left" if number == 0 else "right", no_wrap=number > 0, overflow="fold")
     # Too narrow a terminal wraps a whole line; cut to its width, "14.005" would read "14.".
     narrowest = min(widest[0], _LAYER) + sum(widest[1:]) + 2 * (len(widest) - 1)
@@ -56,7 +58,7 @@ def _print_table(report: Outcome, console: Console) -> None:
         table.add_row(*(Text(cell) for cell in cells))
     table.width = narrowest if narrowest > console.width else None
     console.print(table, crop=False)
-    console.print(Text(layout.LEGEND, style="dim"))
+    console.print(Text(legend, style="dim"))
 
 
 def _print_group(group: layout.Group, console: Console, name: str) -> None:

@@ -17,7 +17,9 @@ def plain_text(report: Outcome, rule_names: Mapping[str, str] | None = None, ext
     """
     blocks = ["\n".join(f"{label}: {text}" for label, text in layout.heading(report))]
     if report.rows:
-        blocks.append(_table(report))
+        blocks.append(_table(*layout.table(report), layout.COLUMNS, layout.LEGEND))
+    if report.weights:
+        blocks.append(_table(*layout.weights_table(report), layout.WEIGHT_COLUMNS, layout.WEIGHT_LEGEND))
     blocks += [_group(group, (rule_names or {}).get(group.code, "")) for group in layout.groups(report)]
     if missed := layout.unseen(report):
         blocks.append(_list("not seen", missed))
@@ -28,10 +30,9 @@ def plain_text(report: Outcome, rule_names: Mapping[str, str] | None = None, ext
     return "\n\n".join(blocks)
 
 
-def _table(report: Outcome) -> str:
-    shared, rows = layout.table(report)
-    lines = [list(layout.COLUMNS), *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(layout.COLUMNS))]
+def _table(shared: str, rows: list[list[str]], columns: Sequence[str], legend: str) -> str:
+    lines = [list(columns), *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
     text = [
         "  ".join(
             cell.ljust(width) if not column else cell.rjust(width)
@@ -40,7 +41,7 @@ def _table(report: Outcome) -> str:
         for line in lines
     ]
     title = [f"layer = {shared}"] if shared else []
-    return "\n".join([*title, text[0], "-" * len(text[0]), *(line.rstrip() for line in text[1:]), _wrapped(layout.LEGEND, "")])
+    return "\n".join([*title, text[0], "-" * len(text[0]), *(line.rstrip() for line in text[1:]), _wrapped(legend, "")])
 
 
 def _group(group: layout.Group, name: str) -> str:

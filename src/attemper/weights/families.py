@@ -156,6 +156,34 @@ def find_named(
     return found
 
 
+def projections_of(model: nn.Module, name: str) -> Projections | None:
+    """Where q and k are projected in one module of a model; None where it is no attention.
+
+    Raises:
+        UnsupportedError: it looks like attention, and its layout is not known.
+    """
+    return _of(name, model.get_submodule(name), getattr(model, "config", None))
+
+
+def value_weight(module: nn.Module, projections: Projections) -> tuple[str, Tensor | None] | None:
+    """The parameter that projects the values of an attention module, and which of its outputs do (None: all of them).
+
+    None where it is not known.
+    """
+    query, key = projections.query, projections.key
+    fused = key is not None and query.dim is not None and query.parameters[0] == key.parameters[0]
+    if fused and key is not None:
+        weight = module.get_parameter(query.parameters[0])
+        others = torch.ones(weight.shape[query.dim or 0], dtype=torch.bool)
+        others[torch.cat([query.features.flatten(), key.features.flatten()])] = False
+        return query.parameters[0], torch.nonzero(others).flatten()
+    children = {child for child, one in module.named_children() if is_linear(one)}
+    for family in FAMILIES:
+        if family.split is None and {family.query, family.value} <= children:
+            return f"{family.value}.weight", None
+    return None
+
+
 def _of(name: str, module: nn.Module, config: Any) -> Projections | None:
     if hasattr(module, "in_proj_bias") and hasattr(module, "in_proj_weight"):
         return _multihead(name, module)

@@ -46,15 +46,7 @@ class SigmaReparam(nn.Module):
         if gain is not None and not (math.isfinite(gain) and gain > 0):
             raise ArgumentError("gain", repr(gain), "a finite number above 0, or None to start from the weight as it is")
         with torch.no_grad():
-            matrix = _wide(weight)
-            start = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-            left, right = _step(matrix, F.normalize(start.to(matrix), dim=0))
-            sigma = torch.dot(left, matrix @ right)
-            for _ in range(_STEPS):
-                left, right = _step(matrix, right)
-                before, sigma = sigma, torch.dot(left, matrix @ right)
-                if bool((sigma - before).abs() <= _SETTLED * sigma):
-                    break
+            left, right, sigma = _largest(_wide(weight))
             if not bool(sigma.isfinite() & (sigma > 0)):
                 raise ArgumentError("weight", f"a matrix with spectral norm {float(sigma)}", "one that is finite and not 0")
         self.register_buffer("left", left)
@@ -73,6 +65,12 @@ class SigmaReparam(nn.Module):
         left, right = (vector.to(matrix.dtype, copy=True) for vector in (self.left, self.right))
         sigma = torch.dot(left, matrix @ right)
         return (matrix * (self.gain.to(matrix.dtype) / sigma)).to(weight.dtype)
+
+
+@torch.no_grad()
+def spectral_norm(weight: Tensor) -> float:
+    """σ(W), the largest singular value of a matrix, by the power method: it is approached from below; 0 of a zero matrix."""
+    return float(_largest(_wide(weight))[2])
 
 
 @dataclass(frozen=True)
@@ -170,6 +168,19 @@ def _names(model: nn.Module, which: str, layouts: Mapping[str, Projections] | No
     for name, projections in found.items():
         for weight in projections.weights:
             yield f"{name}.{weight}" if name else weight
+
+
+def _largest(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """u, v and σ of the largest singular value."""
+    start = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    left, right = _step(matrix, F.normalize(start.to(matrix), dim=0))
+    sigma = torch.dot(left, matrix @ right)
+    for _ in range(_STEPS):
+        left, right = _step(matrix, right)
+        before, sigma = sigma, torch.dot(left, matrix @ right)
+        if bool((sigma - before).abs() <= _SETTLED * sigma):
+            break
+    return left, right, sigma
 
 
 def _step(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

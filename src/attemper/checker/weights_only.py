@@ -1,8 +1,8 @@
 """Attention by its weights alone: what no logit can exceed, and how the projections' norms compare. No forward pass is made.
 
-What it must hold: a bound is a bound, for every input; where something stands between that is not understood, there is none. With x =
-g∘n + b behind a norm and ‖n‖ ≤ √D, a head's |scale·q·k| ≤ scale·(‖W_q·diag(g)‖·√D + ‖W_q·b + b_q‖)·(the same of k). RoPE turns
-q and k and leaves their lengths. Behind QK-norm over m numbers, ‖q‖ ≤ √m·max|g| of the head.
+What it must hold: a bound is a bound, for every input; where something stands between that is not understood, there is none.
+With x = g∘n + b behind a norm and ‖n‖ ≤ √D, |scale·q·k| ≤ scale·(‖W_q·diag(g)‖·√D + ‖W_q·b + b_q‖)·(the same of k) for each
+head. RoPE turns q and k and leaves their lengths. Behind QK-norm over m numbers, ‖q‖ ≤ √m·max|g| of the head.
 """
 
 from collections.abc import Iterator

@@ -132,8 +132,8 @@ def _weights(row: WeightRow) -> dict[str, Any]:
 
 
 def _read_weights(data: dict[str, Any]) -> WeightRow:
-    norms = (from_json(data[name]) for name in ("query_norm", "key_norm", "value_norm"))
-    return WeightRow(data["module"], data["heads"], tuple(map(from_json, data["bounds"])), *norms, data["norm"])
+    query, key, value = (from_json(data[name]) for name in ("query_norm", "key_norm", "value_norm"))
+    return WeightRow(data["module"], data["heads"], tuple(map(from_json, data["bounds"])), query, key, value, data["norm"])
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

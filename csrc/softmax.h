@@ -179,12 +179,12 @@ void recentre(Running<Real>& running, Vec<Real> added, int v) {
   running.sum[v] -= count * moved;
 }
 
-// A number near the mean of what a lane sees of its first tile: that of some of its keys, a step apart. The mean of sixteen is
-// off by a quarter of the spread or so, which costs the sums about it nothing; where a lane meets fewer, all are taken. `count`:
-// keys that a lane sees, 0 where it does not ask.
+// A number near the mean of what a lane sees of its first tile: that of some of its keys, a step apart. The mean of 32 is off by a
+// sixth of the spread or so, which costs the sums about it nothing; where a lane meets fewer, all are taken. `count`: keys that a
+// lane sees, 0 where it does not ask.
 template <class Real>
 ATTEMPER_OUTLINED Vec<Real> centre_of(const Real* column, const typename Visibility<Real>::Reach& reach, Vec<Real> count) {
-  const Vec<Real> nothing = splat(Real(-kInfinity)), nought = splat(Real(0)), one = splat(Real(1)), enough = splat(Real(16));
+  const Vec<Real> nothing = splat(Real(-kInfinity)), nought = splat(Real(0)), one = splat(Real(1)), enough = splat(Real(32));
   int64_t step = 8;
   while (step > 1 && lanes_where<Real>((count > nought) & (count < enough * splat(static_cast<Real>(step))))) step /= 2;
   for (;; step = 1) {

@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-KERNEL=${KERNEL:-$(ls -v /boot/vmlinuz-* 2>/dev/null | tail -n 1)}
+KERNEL=${KERNEL:-$({ ls -v /boot/vmlinuz-* 2>/dev/null || true; } | tail -n 1)}
 missing=
 for tool in cmake bochs xorriso cpio busybox; do command -v $tool >/dev/null || missing+=" $tool"; done
 for file in /usr/lib/ISOLINUX/isolinux.bin /usr/lib/syslinux/modules/bios/ldlinux.c32 /usr/share/bochs/BIOS-bochs-latest \

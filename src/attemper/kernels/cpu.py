@@ -93,7 +93,7 @@ def rounds_weights() -> bool:
 
 
 class _Figure(enum.IntEnum):
-    """Row figures of the forward pass that the backward pass wants, by their place; see RowTerms in csrc/backward.h."""
+    """Row figures of the forward pass that the backward pass wants, by their place; see RowTerms in csrc/gradients.h."""
 
     PIVOT = 0
     PEAK = 1

@@ -179,9 +179,9 @@ void recentre(Running<Real>& running, Vec<Real> added, int v) {
   running.sum[v] -= count * moved;
 }
 
-// A number near the mean of what a lane sees of its first tile: that of some of its keys, a step apart. The mean of 32 is off by a
-// sixth of the spread or so, which costs the sums about it nothing; where a lane meets fewer, all are taken. `count`: keys that a
-// lane sees, 0 where it does not ask.
+// A number near the mean of what a lane sees of its first tile: that of some of its keys, a step apart. The mean of 32 is off by
+// a sixth of the spread or so, which costs the sums about it nothing; where a lane meets fewer, all are taken. `count`: keys that
+// a lane sees, 0 where it does not ask.
 template <class Real>
 ATTEMPER_OUTLINED Vec<Real> centre_of(const Real* column, const typename Visibility<Real>::Reach& reach, Vec<Real> count) {
   const Vec<Real> nothing = splat(Real(-kInfinity)), nought = splat(Real(0)), one = splat(Real(1)), enough = splat(Real(32));

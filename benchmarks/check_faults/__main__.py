@@ -104,7 +104,7 @@ def _misses(report: Report, outcomes: Sequence[Outcome]) -> None:
             reasons.setdefault((outcome.kind.name, outcome.why(name) or "**not known why**"), []).append(name)
     lines = [f"- {kind}: {', '.join(names)}. Why: {reason}." for (kind, reason), names in reasons.items()]
     if lines:
-        report.note("## Not found\n\n" + "\n".join(lines))
+        report.note("### Not found\n\n" + "\n".join(lines))
     struck = [f"{outcome.kind.name} in {', '.join(outcome.struck)}" for outcome in outcomes if outcome.struck]
     if struck:
         report.note(f"Found although listed as not found; strike them from the list: {'; '.join(struck)}.")
@@ -119,7 +119,7 @@ def _sound(report: Report, names: Sequence[str]) -> list[Sound]:
         table.add(dtype, padding, *map(str, counts))
     said = [f"- {run.name}, {run.dtype}, padding {run.padding}: {each}" for run in runs for each in run.errors]
     if said:
-        report.note("## False alarms\n\n" + "\n".join(said))
+        report.note("### False alarms\n\n" + "\n".join(said))
     warned = dict.fromkeys((run.name, each.partition(" ")[0]) for run in runs for each in run.warnings)
     if warned:
         report.note(f"Warnings: {', '.join(f'{code} in {name}' for name, code in warned)}.")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from attemper.report import Finding, LayerRow, OrderFigures, Report, Severity
+from attemper.report import Finding, LayerRow, OrderFigures, Report, Severity, WeightRow
 from attemper.stats import HeadStats, RowStats
 
 HOSTILE = "layers.\x1b]0;title\x07\x1b[2J.\u202e\u200bgpj[bold red]\n\r\x9b31m.attention"
@@ -49,6 +49,12 @@ def report(*findings: Finding, layers: int = 3, **changes: object) -> Report:
     return Report(
         **{"model": "a model", "inputs": "some inputs", "dtype": "float32", "rows": rows, "findings": findings} | changes
     )
+
+
+def by_weights() -> Report:
+    """What --weights-only gives: no rows, and not nothing."""
+    row = WeightRow("layers.0.attention", 3, (17.0, 19.0, 23.0), 5.0, 7.0, None, "layers.0.norm")
+    return report(layers=0, weights=(row,))
 
 
 def hostile_report() -> Report:

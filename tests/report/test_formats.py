@@ -16,7 +16,7 @@ from attemper.report import Report, Severity
 from attemper.report.github import github_lines
 from attemper.report.junit import junit_text
 from tests import checkpoints
-from tests.reports import HOSTILE, finding, hostile_report, report
+from tests.reports import HOSTILE, by_weights, finding, hostile_report, report
 
 NAMES = {rule.code: rule.name for rule in RULES}
 
@@ -99,6 +99,7 @@ class TestGithub:
 
     def test_nothing_to_check(self) -> None:
         assert commands(github_lines(report(layers=0), NAMES))[0][0] == "error"
+        assert not commands(github_lines(by_weights(), NAMES))
 
 
 class TestJunit:
@@ -139,6 +140,7 @@ class TestJunit:
     def test_nothing_to_check_is_an_error(self) -> None:
         assert self.suite(report(layers=0)).attrib["errors"] == "1"
         assert self.suite(report()).attrib["errors"] == "0"
+        assert self.suite(by_weights()).attrib["errors"] == "0"
 
     def test_hostile_names_are_text(self) -> None:
         suite = self.suite(hostile_report(), "info")

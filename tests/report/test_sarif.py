@@ -14,7 +14,7 @@ import attemper
 from attemper.checker import RULES
 from attemper.report import Report, Severity
 from attemper.report.sarif import fingerprint, message_text, sarif_text, to_sarif
-from tests.reports import HOSTILE, finding, hostile_report, report
+from tests.reports import HOSTILE, by_weights, finding, hostile_report, report
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,14 @@ def test_what_was_not_seen_is_told() -> None:
 )
 def test_messages_hold_no_placeholder_and_no_link(given: str, text: str) -> None:
     assert message_text(given) == text
+
+
+def test_nothing_to_check_is_told_and_weights_alone_are_not_nothing() -> None:
+    told = [
+        to_sarif(whole, RULES, version="0.1.0")["runs"][0]["invocations"][0]["toolExecutionNotifications"]
+        for whole in (report(layers=0), by_weights())
+    ]
+    assert [[each["level"] for each in notifications] for notifications in told] == [["error"], []]
 
 
 def test_hostile_names_are_written_out() -> None:

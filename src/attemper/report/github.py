@@ -26,7 +26,7 @@ def github_lines(report: Outcome, rule_names: Mapping[str, str], *, artifact: st
             places.append(f"and {group.more} more")
         lines.append(_command(_COMMANDS[group.severity], title, "\n".join([*places, f"remedy: {group.remedy}"]), artifact))
     lines += [_command("warning", "not seen", words, artifact) for words in layout.unseen(report)]
-    if not report.rows:
+    if not report.looked_at:
         lines.append(_command("error", "nothing to check", "no attention call was seen", artifact))
     return "\n".join([*lines, layout.closing(report)]) + "\n"
 

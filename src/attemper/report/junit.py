@@ -24,14 +24,14 @@ def junit_text(report: Outcome, rules: Rules, fail_on: str) -> str:
     """
     cases = [_case(report, rule.code, rule.name, fail_on) for rule in rules]
     seen = ET.Element("testcase", {"classname": "attemper", "name": "attention was seen"})
-    if not report.rows:
+    if not report.looked_at:
         ET.SubElement(seen, "error", {"message": layout.closing(report), "type": "nothing to check"})
     elif missed := layout.unseen(report):
         ET.SubElement(seen, "system-out").text = _xml("not seen\n" + "\n".join(missed))
     counts = {
         "tests": str(len(cases) + 1),
         "failures": str(sum(case.find("failure") is not None for case in cases)),
-        "errors": str(int(not report.rows)),
+        "errors": str(int(not report.looked_at)),
         "skipped": "0",
     }
     root = ET.Element("testsuites", {"name": "attemper check", **counts})

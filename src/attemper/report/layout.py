@@ -111,7 +111,7 @@ def suppressed(report: Outcome) -> list[str]:
 
 def closing(report: Outcome) -> str:
     """Counts and overall figures in one line."""
-    if not report.rows and not report.weights:
+    if not report.looked_at:
         return "Nothing to check: no attention call was seen."
     counts = ", ".join(plural(report.count(severity), _NOUNS[severity]) for severity in Severity)
     if report.suppressed:

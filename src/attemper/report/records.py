@@ -174,7 +174,12 @@ class Outcome:
             raise ArgumentError("fail_on", repr(fail_on), f"one of {', '.join(FAIL_ON)}")
         if any(at_least(finding.severity, fail_on) for finding in self.findings):
             return FOUND
-        return CLEAN if self.rows or self.weights else NOTHING_TO_CHECK
+        return CLEAN if self.looked_at else NOTHING_TO_CHECK
+
+    @property
+    def looked_at(self) -> bool:
+        """Whether any attention was, by a run or by its weights."""
+        return bool(self.rows or self.weights)
 
     @functools.cached_property
     def totals(self) -> Totals:

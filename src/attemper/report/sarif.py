@@ -45,7 +45,7 @@ def to_sarif(
     told = [("note", note) for note in report.notes] + [
         ("warning", f"{module or 'the model itself'} was not looked at: {reason}") for module, reason in report.unseen
     ]
-    if not report.rows:
+    if not report.looked_at:
         told.append(("error", "no attention call was seen"))
     invocation = {
         "executionSuccessful": True,

@@ -41,7 +41,7 @@ def print_report(
         _print_list(title, lines, console)
     console.print()
     worst = next((severity for severity in Severity if report.count(severity)), None)
-    style = _STYLES[worst] if worst else "bold green" if report.rows or report.weights else "yellow"
+    style = _STYLES[worst] if worst else "bold green" if report.looked_at else "yellow"
     console.print(Text(layout.closing(report), style=style))
 
 

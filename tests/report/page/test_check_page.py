@@ -12,6 +12,7 @@ from attemper.errors import ArgumentError, MissingExtraError
 from attemper.report import Report, Severity
 from attemper.report.page import check_page
 from tests.report.page import pages
+from tests.reports import by_weights
 
 
 def words(report: Report, **options) -> str:
@@ -82,6 +83,14 @@ def test_nothing_to_check() -> None:
     assert "Nothing to check: no attention call was seen." in page
     assert "vegaEmbed" not in page
     assert len(page) < 20_000
+
+
+def test_weights_alone_are_not_nothing() -> None:
+    text = words(by_weights())
+    assert "Nothing found in 1 attention module, by weights alone." in text
+    assert "layers.0.attention 3 23 5 7 — layers.0.norm" in text
+    assert "Nothing to check" not in text
+    assert 'class="verdict clean"' in check_page(by_weights())
 
 
 def test_an_absent_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,15 @@ def minimal(**data: object) -> str:
     context = dict.fromkeys(("tone", "verdict", "lead", "shared", "legend"), "")
     lists = {name: [] for name in ("facts", "tiles", "counts", "groups", "columns", "table", "unseen", "notes")}
     return render_page(
-        "check.html.j2", styles=(), scripts=[Script("let a = 1 && 2;")], data=data, title="<t>", rows=0, **context, **lists
+        "check.html.j2",
+        styles=(),
+        scripts=[Script("let a = 1 && 2;")],
+        data=data,
+        title="<t>",
+        rows=0,
+        weights=None,
+        **context,
+        **lists,
     )
 
 

@@ -114,6 +114,7 @@ def check_page(report: Outcome, rules: Mapping[str, RuleWords] | None = None, wh
         columns=layout.COLUMNS,
         table=layers.table,
         legend=layout.LEGEND,
+        weights=_weights(report),
         unseen=layout.unseen(report),
         notes=layout.notes(report),
     )
@@ -121,14 +122,16 @@ def check_page(report: Outcome, rules: Mapping[str, RuleWords] | None = None, wh
 
 def _tone(report: Outcome) -> str:
     worst = next((severity for severity in Severity if report.count(severity)), None)
-    return str(worst) if worst else "clean" if report.rows else "nothing"
+    return str(worst) if worst else "clean" if report.looked_at else "nothing"
 
 
 def _verdict(report: Outcome) -> str:
-    if not report.rows and not report.findings:
+    if not report.looked_at and not report.findings:
         return "Nothing to check: no attention call was seen."
     errors, warnings, described = (report.count(severity) for severity in Severity)
     where = f"in {layout.plural(len(report.rows), 'attention call')}"
+    if report.weights:
+        where = f"in {layout.plural(len(report.weights), 'attention module')}, by weights alone"
     if errors and warnings:
         return f"{layout.plural(errors, 'error')} and {layout.plural(warnings, 'warning')} {where}."
     if errors:
@@ -155,6 +158,14 @@ def _origin(when: datetime) -> list[tuple[str, str]]:
         f"{name} {version}" for name in _PACKAGES if (version := getattr(sys.modules.get(name), "__version__", None)) is not None
     ]
     return [("versions", ", ".join([*versions, f"Python {platform.python_version()}"])), ("written", f"{when:%Y-%m-%d %H:%M %Z}")]
+
+
+def _weights(report: Outcome) -> dict[str, Any] | None:
+    """The table of the weights, where they alone were looked at."""
+    if not report.weights:
+        return None
+    shared, table = layout.weights_table(report)
+    return {"shared": shared, "columns": layout.WEIGHT_COLUMNS, "table": table, "legend": layout.WEIGHT_LEGEND}
 
 
 def _tiles(report: Outcome) -> list[tuple[str, str]]:

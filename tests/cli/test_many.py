@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from attemper.checker import many
+from attemper.checker.many import ManyReport, ModelResult
 from tests.cli.test_command import Capture, could_not_run, run
 
 
@@ -28,3 +30,17 @@ def test_arguments(capsys: Capture, tmp_path: Path) -> None:
     assert "MODEL: got 'x'; expected none beside --all" in could_not_run(capsys, "check", "x", "--all", str(tmp_path))
     assert "names no model" in could_not_run(capsys, "check", "--all", str(tmp_path))
     assert "expected --all with it" in could_not_run(capsys, "check", "--jobs", "3")
+
+
+def test_options_are_passed_on(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+
+    def check_many(_models: list[str], arguments: list[str], **_options: object) -> ManyReport:
+        given.extend(arguments)
+        return ManyReport((ModelResult("a", 0, 1.0),))
+
+    monkeypatch.setattr(many, "check_many", check_many)
+    (tmp_path / "list.txt").write_text("a\n")
+    options = ["--weights-only", "--passages=3", "--inputs=x", "--inputs=y", "--threshold=large-logit=50", "--isolated"]
+    assert run(capsys, "check", "--all", str(tmp_path / "list.txt"), *options)[0] == 0
+    assert sorted(given) == sorted(options)

@@ -158,6 +158,8 @@ def command(
 
         passed = {
             "inputs": inputs,
+            "passages": None if passages == 1 else passages,
+            "weights-only": weights_only,
             "select": select,
             "ignore": ignore,
             "per-layer-ignore": per_layer_ignore,
@@ -186,9 +188,7 @@ def command(
     known = baseline.read(Path(force["baseline"])) if force["baseline"] else None
 
     report = _checked(model, inputs, passages, weights_only, force, allow_pickle, trust_remote_code)
-    if write_baseline and (
-        report.rows or report.weights
-    ):  # nothing that could be looked at is no reason to forget what was found before
+    if write_baseline and report.looked_at:  # nothing that could be looked at is no reason to forget what was found before
         known = baseline.known(report.findings)
         write_whole(Path(write_baseline), baseline.written(known))
     if known is not None:

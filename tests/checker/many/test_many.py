@@ -138,14 +138,20 @@ class TestReport:
         assert ManyReport(tuple(ModelResult("m", code, 1.0) for code in codes)).exit_code() == worst
 
     def test_the_table(self) -> None:
-        results = (ModelResult("a\x1b[2J", 1, 1.0, REPORT), ModelResult("b", 2, 1.0, error="gone\x1b"))
+        by_weights = REPORT | {"totals": {"calls": 0, "max_logit": None, "headroom_float16": "inf"}, "weights": [{}]}
+        results = (
+            ModelResult("a\x1b[2J", 1, 1.0, REPORT),
+            ModelResult("b", 2, 1.0, error="gone\x1b"),
+            ModelResult("c", 1, 1.0, by_weights),
+        )
         text = plain_text(ManyReport(results))
         assert "\x1b" not in text
         lines = [line.split() for line in text.splitlines()]
         assert ["a\\x1b[2J", "3", "1", "2", "ATT101", "12.5", "inf×", "1"] in lines
         assert ["b", *["—"] * 6, "2"] in lines
+        assert ["c", "—", "1", "2", "ATT101", "—", "—", "1"] in lines
         assert "  b: gone\\x1b" in text
-        assert text.endswith("2 models: 0 clean, 1 with findings, 1 could not be checked, 0 without attention.")
+        assert text.endswith("3 models: 0 clean, 2 with findings, 1 could not be checked, 0 without attention.")
 
 
 @pytest.mark.slow

@@ -39,7 +39,8 @@ def _row(result: ModelResult) -> list[str]:
     worst = findings[0]["code"] if findings else "—"  # errors first
     return [
         safe(result.model),
-        *map(str, (totals["calls"], counts["error"], counts["warning"], worst)),
+        "—" if result.report.get("weights") else str(totals["calls"]),
+        *map(str, (counts["error"], counts["warning"], worst)),
         *figures,
         str(result.exit),
     ]

@@ -1,7 +1,7 @@
 """A sequence alone, in a batch, padded and continued from a cache: faults are found and named, sound models agree."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -61,6 +61,21 @@ def test_a_sound_model_without_a_causal_body_is_run_in_a_batch(name: str) -> Non
     assert found.batching.left is None
     assert found.batching.right is not None
     assert not found.batching.right.leaks
+
+
+def test_the_cache_is_read_only_where_one_was_asked_for() -> None:
+    class Returned(NamedTuple):
+        hidden: Tensor
+
+        @property
+        def past_key_values(self) -> None:  # transformers' own outputs warn whoever reads it
+            raise AssertionError("nobody asked for a cache")
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Returned:
+            return Returned(nn.functional.scaled_dot_product_attention(x, x, x))
+
+    assert len(attemper.check(Model(), torch.randn(2, 3, 7, 5)).rows) == 1
 
 
 class TestCache:

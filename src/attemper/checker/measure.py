@@ -150,7 +150,9 @@ def run(subject: Subject, inputs: Inputs) -> Outputs:
         hint = "; its weights are read block by block, which may be why: try it without --max-memory" if away else ""
         raise LoadError(f"{subject.name} could not be run on {inputs.description}: {one_line(error)}{hint}") from error
     final = first_float(returned)
-    cache = next((kept for name in CACHES if (kept := getattr(returned, name, None)) is not None), None)
+    # Asked for only where there should be one: transformers warns whoever reads the older name, on every model.
+    names = CACHES if kwargs.get("use_cache") else ()
+    cache = next((kept for name in names if (kept := getattr(returned, name, None)) is not None), None)
     return Outputs(final, inner.value if inner.value is not None else final, cache)
 
 

@@ -7,10 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-CACHES = (
-    "past_key_values",
-    "cache",
-)  # what models call it, in arguments and in outputs; the later name is transformers' newer one
+CACHES = ("cache", "past_key_values")  # what models call it, in arguments and in outputs; transformers' newer name first
 
 
 @dataclass(frozen=True)

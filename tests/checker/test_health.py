@@ -63,6 +63,7 @@ def test_a_model_that_only_averages_is_told_once() -> None:
     (finding,) = [each for each in attemper.check(model, dict(inputs)).findings if each.code == "ATT303"]
     assert finding.module == ""
     assert finding.message.startswith("all 8 heads of the model")
+    assert finding.message.endswith("normalized entropy is 1.0000 or more, of 1 at most (threshold 0.99).")
 
 
 class TestDead:
@@ -92,6 +93,7 @@ class TestPrevious:
         (finding,) = found(bias(FLAT, 4.0 * BEFORE + CAUSAL, FLAT), "ATT305")
         assert finding.heads == (1,)
         assert finding.measured == 1.0
+        assert finding.message.startswith("head 1: looks at the token before; it is the strongest key of up to 100% of rows")
 
     def test_the_next_token_is_not_the_previous_one(self) -> None:
         assert found(bias(FLAT, 4.0 * BEFORE.T, FLAT), "ATT305") == []

@@ -58,10 +58,12 @@ def _sinks(calls: Sequence[CallEvidence], limits: Thresholds) -> Iterator[Findin
     for heads, at, worst, spread in _holds(calls, judge):
         sink = at.sink
         place = "the first token" if bool(sink.at_start[worst]) else f"key {int(sink.key[worst])}"
+        several = len(heads) > 1
+        most, whose = (f"head {worst} most, ", "whose") if several else ("", "its")
         yield finding(
             "ATT302",
-            f"{heads_in_words(heads)}: rest on one key; head {worst} most, {sink.share[worst]:.0%} of whose rows have {place} "
-            f"as their strongest, with at least {sink.weight[worst]:.2f} of all weight (threshold "
+            f"{heads_in_words(heads)}: {'rest' if several else 'rests'} on one key; {most}{sink.share[worst]:.0%} of {whose} "
+            f"rows have {place} as their strongest, with at least {sink.weight[worst]:.2f} of all weight (threshold "
             f"{limits.sink_weight:g}){spread}.",
             cost="None by itself; it matters for cache eviction, quantisation and reading attention maps.",
             module=at.module,
@@ -102,7 +104,7 @@ def _all_uniform(evidence: Evidence) -> Finding | None:
     return finding(
         "ATT303",
         f"all {sum(call.heads for call in evidence.calls)} heads of the model weigh the visible keys next to equally; normalized "
-        f"entropy is {least:.4f} of 1 or more (threshold {evidence.thresholds.uniform_entropy:g}).",
+        f"entropy is {least:.4f} or more, of 1 at most (threshold {evidence.thresholds.uniform_entropy:g}).",
         cost="Attention takes the mean of all values: the weights are untrained, or something makes the logits far too small.",
         measured=least,
         threshold=evidence.thresholds.uniform_entropy,
@@ -134,8 +136,8 @@ def _previous(calls: Sequence[CallEvidence], limits: Thresholds) -> Iterator[Fin
     for heads, at, worst, spread in _holds(calls, judge):
         yield finding(
             "ATT305",
-            f"{heads_in_words(heads)}: look at the token before; it is the strongest key of up to {at.previous[worst]:.0%} of "
-            f"rows (threshold {limits.previous_rows:.0%}){spread}.",
+            f"{heads_in_words(heads)}: {'look' if len(heads) > 1 else 'looks'} at the token before; it is the strongest key of "
+            f"up to {at.previous[worst]:.0%} of rows (threshold {limits.previous_rows:.0%}){spread}.",
             cost="None: such heads are common, and induction is built on them.",
             module=at.module,
             call=at.call,

@@ -155,8 +155,8 @@ def _findings(row: WeightRow, scale: float | None, dtype: str, limits: Threshold
         past = f"; before the scale {product:.3g}, past float16's 65504" if product > _FLOAT16 else ""
         yield finding(
             "ATT306",
-            f"{heads_in_words(heads)}: the weights bound a logit by no less than {largest:.4g} (threshold {limits.logit_bound:g})"
-            f"{past}.",
+            f"{heads_in_words(heads)}: by their weights alone, logits could reach {largest:.4g} (threshold "
+            f"{limits.logit_bound:g}){past}.",
             cost="None by itself: some input might reach such a logit, and those that occur may not.",
             module=row.module,
             heads=heads if len(heads) < row.heads else (),

@@ -41,6 +41,8 @@ class TestBaseline:
         code, out, _ = run(capsys, "check", "attemper.examples:scaled", "--baseline", "old.json")
         assert code == 0
         assert "4 findings of the baseline are no longer there; write it again" in out
+        for others in (["--select", "ATT4"], ["--per-layer-ignore", "*:ATT101"], ["--weights-only"]):
+            assert "no longer there" not in run(capsys, "check", EXAMPLE, "--baseline", "old.json", *others)[1]
 
     def test_programs_see_what_is_old(self, capsys: Capture) -> None:
         run(capsys, "check", EXAMPLE, "--ignore", "ATT3", "--write-baseline", "old.json")

@@ -59,17 +59,18 @@ class Selection:
     def apply(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
         """The findings that are wanted, as grave as the user holds them to be, errors first."""
         order = list(Severity)
-        wanted = [self._graded(finding) for finding in findings if self._wants(finding)]
+        wanted = [self._graded(finding) for finding in findings if self.wants(finding.code, finding.module)]
         return tuple(sorted(wanted, key=lambda finding: (order.index(finding.severity), finding.code)))
+
+    def wants(self, code: str, module: str) -> bool:
+        """Whether a finding with this code, in this module, is wanted."""
+        here = tuple(code for glob, codes in self.per_layer if fnmatchcase(module, glob) for code in codes)
+        return is_selected(code, self.select, self.ignore) and not code.startswith(here or ("-",))
 
     def fits_nothing(self, modules: Iterable[str]) -> tuple[str, ...]:
         """The globs of per-layer ignores that fit none of these names: misspelt, or for another model."""
         names = list(modules)
         return tuple(glob for glob, _ in self.per_layer if not any(fnmatchcase(name, glob) for name in names))
-
-    def _wants(self, finding: Finding) -> bool:
-        here = tuple(code for glob, codes in self.per_layer if fnmatchcase(finding.module, glob) for code in codes)
-        return is_selected(finding.code, self.select, self.ignore) and not finding.code.startswith(here or ("-",))
 
     def _graded(self, finding: Finding) -> Finding:
         fitting = [(len(prefix), severity) for prefix, severity in self.severities if finding.code.startswith(prefix)]

@@ -1,13 +1,13 @@
 """`attemper check`: its options, what is in force of them, and where the results go."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from attemper.checker import RULES, check
-from attemper.checker.selection import layer_ignores
+from attemper.checker.selection import Selection, layer_ignores
 from attemper.checker.thresholds import THRESHOLDS, Thresholds
 from attemper.cli.config import Format, Settings, settings, shown
 from attemper.cli.output import close_stdout, progress, say, silenced, write_report, write_text
@@ -192,7 +192,7 @@ def command(
         known = baseline.known(report.findings)
         write_whole(Path(write_baseline), baseline.written(known))
     if known is not None:
-        report = baseline.compare(report, known)
+        report = baseline.compare(report, known, _sought(force, weights_only))
     rendering = Rendering(report, force["fail-on"], model, compared=known is not None, docs_url=force["docs-url"])
     written = {path: rendering.text(form) for path, form in files.items()}
     for path, text in written.items():
@@ -236,6 +236,13 @@ def _checked(
             max_memory=force["max-memory"],
             progress=tell,
         )
+
+
+def _sought(force: Settings, weights_only: bool) -> Callable[[baseline.Known], bool]:
+    """Whether a check with these options looks for what an entry of a baseline names."""
+    selection = Selection.of(force["select"], force["ignore"], force["per-layer-ignores"])
+    by_weights = {rule.code for rule in RULES if rule.options == "--weights-only"}
+    return lambda entry: selection.wants(entry.code, entry.module) and (entry.code in by_weights) == weights_only
 
 
 def _extra(report: Report, force: Settings, show_suppressed: bool, explain: bool) -> list[Section]:

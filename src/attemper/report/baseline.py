@@ -7,7 +7,7 @@ they differ between machines.
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,8 +91,12 @@ def read(path: Path) -> tuple[Known, ...]:
     return tuple(_entry(path, number, each) for number, each in enumerate(data["findings"], 1))
 
 
-def compare(report: Report, entries: Sequence[Known]) -> Report:
-    """The report with its old findings put aside, and a note where the baseline names some that are no longer there."""
+def compare(report: Report, entries: Sequence[Known], sought: Callable[[Known], bool] = lambda entry: True) -> Report:
+    """The report with its old findings put aside, and a note where the baseline names some that are no longer there.
+
+    Args:
+        sought: whether this check would have found an entry, were it still there; of others nothing is said.
+    """
     by_place: dict[tuple[str, str, int | None], list[Known]] = {}
     for entry in entries:
         by_place.setdefault(entry.place, []).append(entry)
@@ -101,7 +105,7 @@ def compare(report: Report, entries: Sequence[Known]) -> Report:
         covering = _covering(finding, by_place.get((finding.code, finding.module, finding.call), ()))
         (old if covering else new).append(finding)
         met.update(covering or by_place.get((finding.code, finding.module, finding.call), ()))
-    gone = sum(entry not in met for entry in entries)
+    gone = sum(entry not in met and sought(entry) for entry in entries)
     note = f"{gone} finding{' of the baseline is' if gone == 1 else 's of the baseline are'} no longer there; write it again"
     return replace(
         report, findings=tuple(new), suppressed=(*report.suppressed, *old), notes=(*report.notes, *((note,) if gone else ()))

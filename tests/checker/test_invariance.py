@@ -113,12 +113,23 @@ class TestCache:
 
 
 class TestBatch:
+    def test_what_sees_the_future_sees_padding_behind_it_and_is_told_once(self) -> None:
+        (finding,) = masks(f"{FAULTS}:sees_the_future")
+        assert finding.code == "ATT402"
+
+    def test_a_backend_that_ignores_its_mask_is_named_where_the_future_is_seen(self) -> None:
+        (finding,) = masks(f"{FAULTS}:argument_ignored")
+        assert finding.code == "ATT402"
+        assert "the mask hides them, but the backend does not keep to it in attention (ATT105). Held" in finding.message
+
     def test_padding_alone_is_a_warning(self) -> None:
         model, inputs = build("bert", gain=3.0)
         # A convolution over the tokens, which has never heard of padding.
         model.embeddings.register_forward_hook(lambda _module, _args, output: output + output.roll(-1, dims=1))
         (finding,) = [each for each in masks(model, dict(inputs)) if each.code == "ATT406"]
         assert finding.severity is Severity.WARNING
+        assert finding.message.startswith("in a batch, padded on the right, a sequence's outputs part")
+        assert finding.message.count("padded on the right") == 1
         assert "beside another of its length, they do not" in finding.message
 
     def test_positions_that_count_padding(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from attemper.checker.backend import Shown
 from attemper.checker.evidence import Batching, Continuation, Evidence, NanReach
 from attemper.checker.findings import finding, heads_in_words
 from attemper.report import Finding, Severity
@@ -41,9 +42,13 @@ def _future(evidence: Evidence) -> Finding:
     seeing = [call for call in evidence.calls if call.self_attention and call.future_heads and call.in_causal_part]
     layers = [call.module for call in seeing]
     some = seeing[0].future_heads if seeing and len(seeing[0].future_heads) < seeing[0].heads else ()
+    # Its masks hide later keys, and what runs it takes none of them: ATT105 has it.
+    ignoring = [call.module for call in evidence.calls if isinstance(call.shown, Shown) and call.shown.cause == "mask"]
     where = (
         f"later keys are visible in {_listed(layers)}" + (f" ({heads_in_words(some)} of the first)" if some else "")
         if layers
+        else f"the mask hides them, but the backend does not keep to it in {_listed(ignoring)} (ATT105)"
+        if ignoring
         else "no attention call that was seen shows later keys, so they come in by another way"
     )
     return finding(
@@ -52,7 +57,7 @@ def _future(evidence: Evidence) -> Finding:
         f"{leak.first} on, by up to {leak.moved:.3g} (rounding explains {leak.allowed:.2g}); {where}. Held to be causal because "
         f"{evidence.causal_claim}.",
         cost="Training loss looks better than it is, and generation fails, since the future is not there.",
-        module=layers[0] if layers else "",
+        module=next(iter([*layers, *ignoring]), ""),
         heads=some,
         measured=leak.moved,
         threshold=leak.allowed,
@@ -126,12 +131,14 @@ def _batched(found: Batching, evidence: Evidence) -> Iterator[Finding]:
     company = found.beside is not None and found.beside.leaks
     if not parted or (not company and evidence.padding is not None and evidence.padding.leaks):
         return  # padding that leaks is a finding of its own
+    if [words for words, _ in parted] == ["padded on the right"] and evidence.future is not None and evidence.future.leaks:
+        return  # what comes later is seen, and that is a finding of its own
     words, worst = max(parted, key=lambda each: each[1].moved)
     whole = [words for words, leak in ways if leak is not None and not leak.leaks]
     yield finding(
         "ATT406",
         f"in a batch, {', '.join(words for words, _ in parted)}, a sequence's outputs part from those of the same sequence alone "
-        f"by up to {worst.moved:.3g} ({words}; rounding explains {worst.allowed:.2g})"
+        f"by up to {worst.moved:.3g} ({words + '; ' if len(parted) > 1 else ''}rounding explains {worst.allowed:.2g})"
         + (f"; {', '.join(whole)}, they do not." if whole else "."),
         cost="A result depends on the company that a sequence keeps in its batch.",
         measured=worst.moved,

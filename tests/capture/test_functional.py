@@ -1,6 +1,8 @@
 """Plain scaled_dot_product_attention in any module: every way to reach it, arguments as given, shapes made 4-D."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -220,3 +222,8 @@ def test_nested_tensors_are_reported() -> None:
         model(nested, nested, nested)
     assert captured.calls == 0
     assert [(each.module, "nested tensors" in each.reason) for each in captured.unseen()] == [("attn", True)]
+
+
+def test_the_example_is_checked_without_loading_sympy() -> None:
+    code = "import attemper, sys; attemper.check(); sys.exit('sympy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0

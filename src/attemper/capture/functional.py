@@ -80,7 +80,9 @@ class FunctionalSeam(TorchFunctionMode):
         if query.is_nested or key.is_nested:
             recorder.refuse(name, "it calls scaled_dot_product_attention on nested tensors, which capture does not describe")
             return
-        leading = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
+        leading = query.shape[:-3]
+        if key.shape[:-3] != leading:  # torch loads sympy to broadcast shapes, which takes half a second
+            leading = torch.broadcast_shapes(leading, key.shape[:-3])
         heads = (query.shape[-3],) if query.ndim > 2 else ()
         scale = given.get("scale")
         recorder.tell(

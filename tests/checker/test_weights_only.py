@@ -158,7 +158,7 @@ class TestWhatIsNotKnown:
 
     def test_inputs_are_of_no_use(self) -> None:
         model, inputs = build("llama")
-        with pytest.raises(ArgumentError, match="weights_only: got with inputs"):
+        with pytest.raises(ArgumentError, match="weights_only: got inputs or passages as well; expected neither"):
             attemper.check(model, dict(inputs), weights_only=True)
 
 

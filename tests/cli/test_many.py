@@ -29,6 +29,10 @@ def test_a_folder_of_checkpoints(capsys: Capture, tmp_path: Path, llama_folder: 
 def test_arguments(capsys: Capture, tmp_path: Path) -> None:
     assert "MODEL: got 'x'; expected none beside --all" in could_not_run(capsys, "check", "x", "--all", str(tmp_path))
     assert "names no model" in could_not_run(capsys, "check", "--all", str(tmp_path))
+    (tmp_path / "list.txt").write_text("a\n")
+    (tmp_path / "attemper.toml").write_text("output-format = 'github'\n")
+    refused = could_not_run(capsys, "check", "--all", str(tmp_path / "list.txt"), "--config", str(tmp_path / "attemper.toml"))
+    assert "--output-format: got 'github'; expected text or json beside --all, whatever a configuration file says" in refused
     assert "expected --all with it" in could_not_run(capsys, "check", "--jobs", "3")
 
 

@@ -126,7 +126,7 @@ class TestExplain:
 
     def test_only_of_the_text(self, capsys: Capture) -> None:
         line = run(capsys, "check", EXAMPLE, "--explain", "--output-format", "json")[2]
-        assert "--explain: got --output-format json; expected the text report" in line
+        assert "--explain: got output-format json; expected --output-format text beside it" in line
 
     @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
     def test_every_rule_has_an_example_that_shows_it(self, capsys: Capture, rule: object) -> None:

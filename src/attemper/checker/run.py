@@ -153,7 +153,7 @@ def _row(evidence: Evidence, call: CallEvidence) -> LayerRow:
 
 def _by_weights(subject: Subject, inputs: Any, passages: int, selection: Selection, options: Options, tell: Progress) -> Report:
     if inputs is not None or passages != 1:
-        raise ArgumentError("weights_only", "with inputs", "no inputs and no passages: without a forward pass nothing takes them")
+        raise ArgumentError("weights_only", "inputs or passages as well", "neither: without a forward pass nothing takes them")
     tell(f"reading the projections of {subject.name}")
     weighed = weigh(subject, options.thresholds)
     return Report(

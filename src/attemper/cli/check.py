@@ -179,7 +179,9 @@ def command(
         raise ArgumentError("--jobs, --timeout, --ray", "one of them", "--all with it")
     if explain and force["output-format"] != "text":
         raise ArgumentError(
-            "--explain", f"--output-format {force['output-format']}", "the text report, which is what it explains"
+            "--explain",
+            f"output-format {force['output-format']}",
+            "--output-format text beside it: the text report is what it explains",
         )
     files = {Path(name): format_of(name) for name in output or ()}
     for path in (*files, *((Path(write_baseline),) if write_baseline else ())):

@@ -28,7 +28,9 @@ def check_all(
     from attemper.checker.many import check_many, find_models, plain_text
 
     if output_format not in ("text", "json"):
-        raise ArgumentError("--output-format", repr(output_format), "text or json with --all")
+        raise ArgumentError(
+            "--output-format", repr(output_format), "text or json beside --all, whatever a configuration file says"
+        )
     models = find_models(path_of(place))
     with _bar(len(models)) as advance, ended_as_interrupted():
         report = check_many(models, _arguments(passed), jobs=jobs, timeout=timeout, ray=ray, done=advance)

@@ -7,6 +7,7 @@ import torch
 
 from attemper.report import Finding, LayerRow, Report, Severity
 from attemper.stats import HeadStats, RowStats
+from tests.reports import finding, stats
 
 HOSTILE = (
     "</script><script>window.pwned=1;alert(1)</script>",
@@ -21,31 +22,9 @@ HOSTILE = (
 )
 
 
-def stats(seed: int, heads: int = 3, factor: float = 1.0) -> HeadStats:
-    logits = torch.randn(2, heads, 7, 11, generator=torch.Generator().manual_seed(seed)) * factor
-    return HeadStats.from_rows(RowStats.from_logits(logits))
-
-
 def row(number: int, heads: int = 3, **changes: Any) -> LayerRow:
     made = LayerRow(f"layers.{number}.attention", 0, "sdpa", stats(number, heads, 1.0 + 4 * number), 0.125)
     return replace(made, **changes)
-
-
-def finding(code: str = "ATT301", severity: Severity = Severity.WARNING, **changes: Any) -> Finding:
-    whole = Finding(
-        code=code,
-        severity=severity,
-        module="layers.1.attention",
-        call=0,
-        heads=(1, 2),
-        measured=0.75,
-        threshold=0.5,
-        message="heads 1 and 2: something was measured.",
-        source="a source",
-        cost="a cost",
-        remedy="a remedy",
-    )
-    return replace(whole, **changes)
 
 
 def report(*findings: Finding, rows: tuple[LayerRow, ...] | None = None, **changes: Any) -> Report:

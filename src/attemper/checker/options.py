@@ -57,6 +57,10 @@ class Progress(Protocol):
         """A step in a few words; how much of it is done, of how much in all (0: not known)."""
 
 
+def untold(words: str, done: int = 0, total: int = 0) -> None:
+    """The `Progress` that nobody hears."""
+
+
 def one_line(error: BaseException) -> str:
     """What another library's error says, as one line of bearable length, with its type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

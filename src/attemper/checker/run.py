@@ -17,7 +17,7 @@ from attemper.checker.masks import mask_findings
 from attemper.checker.measure import dtype_name, measure
 from attemper.checker.narrow import narrow_findings
 from attemper.checker.numeric_range import range_findings
-from attemper.checker.options import Options, Progress, one_line
+from attemper.checker.options import Options, Progress, one_line, untold
 from attemper.checker.orders import own_order
 from attemper.checker.probes import embedding
 from attemper.checker.scale import effective, learned_notes, position_notes, scale_findings
@@ -96,7 +96,7 @@ def check(
         passages=passages,
     )
     selection = Selection.of(select, ignore, per_layer_ignores, severities)
-    tell = progress or (lambda words, done=0, total=0: None)
+    tell = progress or untold
     try:
         tell("loading the model")
         subject = load(model, options)

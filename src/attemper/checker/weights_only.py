@@ -16,6 +16,7 @@ from attemper.checker.findings import finding, heads_in_words
 from attemper.checker.load import Subject
 from attemper.checker.measure import dtype_name
 from attemper.checker.norm_before import norm_before
+from attemper.checker.numeric_range import LARGEST_FLOAT16
 from attemper.checker.scales_expected import expected_scale
 from attemper.checker.streaming import values
 from attemper.checker.thresholds import Thresholds
@@ -25,8 +26,6 @@ from attemper.weights.families import projections_of, value_weight
 from attemper.weights.layout import Heads, Projections
 from attemper.weights.norms import gain
 from attemper.weights.spectral import spectral_norm
-
-_FLOAT16 = torch.finfo(torch.float16).max
 
 
 @dataclass(frozen=True)
@@ -151,8 +150,8 @@ def _findings(row: WeightRow, scale: float | None, dtype: str, limits: Threshold
     if largest > limits.logit_bound:
         heads = [head for head, bound in enumerate(row.bounds) if bound > limits.logit_bound]
         product = largest / abs(scale) if scale else largest
-        overflows = dtype == "float16" and product > _FLOAT16
-        past = f"; before the scale {product:.3g}, past float16's 65504" if product > _FLOAT16 else ""
+        overflows = dtype == "float16" and product > LARGEST_FLOAT16
+        past = f"; before the scale {product:.3g}, past float16's 65504" if product > LARGEST_FLOAT16 else ""
         yield finding(
             "ATT306",
             f"{heads_in_words(heads)}: by their weights alone, logits could reach {largest:.4g} (threshold "

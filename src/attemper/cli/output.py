@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from attemper.checker.options import Progress
+from attemper.checker.options import Progress, untold
 from attemper.report import Report
 from attemper.report.names import safe
 from attemper.report.terminal import print_report
@@ -40,9 +40,14 @@ def write_text(text: str) -> None:
     sys.stdout.flush()
 
 
+def json_line(data: dict[str, Any]) -> str:
+    """One JSON object on one line; control characters in names are escaped, as JSON in ASCII is."""
+    return json.dumps(data, ensure_ascii=True, allow_nan=False) + "\n"
+
+
 def write_json(data: dict[str, Any]) -> None:
-    """Write one JSON object on one line, in one piece; control characters in names are escaped, as JSON in ASCII is."""
-    write_text(json.dumps(data, ensure_ascii=True, allow_nan=False) + "\n")
+    """Write `json_line`, in one piece."""
+    write_text(json_line(data))
 
 
 def say(lines: list[str], hang: int = 0) -> None:
@@ -63,7 +68,7 @@ def close_stdout() -> None:
 def progress() -> Generator[Progress]:
     """A function that says on stderr what is being done and how much of it is done, if stderr is a terminal."""
     if not sys.stderr.isatty():  # rich would take FORCE_COLOR, which asks for colour in a log, for a terminal
-        yield lambda words, done=0, total=0: None
+        yield untold
         return
     from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars

@@ -1,6 +1,5 @@
 """A report in each of the forms that a program reads, and which form a file's ending asks for."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -8,6 +7,7 @@ from pathlib import Path, PurePosixPath
 import attemper
 from attemper.checker import RULES
 from attemper.checker.folder import CONFIG, path_of
+from attemper.cli.output import json_line
 from attemper.errors import ArgumentError
 from attemper.report import Report
 from attemper.report.github import github_lines
@@ -53,7 +53,7 @@ class Rendering:
     def text(self, form: str) -> str:
         """The report in one of `attemper.cli.config.FORMATS`."""
         if form == "json":
-            return json.dumps(self.report.to_dict(), ensure_ascii=True, allow_nan=False) + "\n"
+            return json_line(self.report.to_dict())
         if form == "sarif":
             log = to_sarif(
                 self.report,

@@ -50,7 +50,7 @@ def write_whole(path: "str | os.PathLike[str]", text: str) -> None:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~umask()
         Path(name).chmod(mode)  # mkstemp's own is for the owner alone
         Path(name).replace(path)
     except BaseException:
@@ -63,7 +63,8 @@ def _beside(path: Path) -> tuple[int, str]:
     return tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
 
 
-def _umask() -> int:
+def umask() -> int:
+    """The permissions that new files of this process do not get."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

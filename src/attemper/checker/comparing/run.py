@@ -27,7 +27,7 @@ from attemper.checker.comparing.verdict import Comparison
 from attemper.checker.inputs import Inputs, prepare
 from attemper.checker.load import Subject
 from attemper.checker.measure import dtype_name, evaluating, padding_mask, run
-from attemper.checker.options import Options, Progress, one_line
+from attemper.checker.options import Options, Progress, one_line, untold
 from attemper.errors import LoadError
 
 
@@ -63,7 +63,7 @@ def compare(
         ArgumentError: an argument that cannot be used. LoadError: a model or the inputs cannot be read or run.
         MissingExtraError: an optional package is needed.
     """
-    tell = progress or (lambda words, done=0, total=0: None)
+    tell = progress or untold
     options = Options(None, allow_pickle, trust_remote_code, max_tokens)
     try:
         tell("loading the models")

@@ -5,10 +5,11 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attemper.checker.many.process import COULD_NOT_RUN, check_one
+from attemper.checker.many.process import check_one
 from attemper.checker.many.records import ModelResult
 from attemper.checker.options import one_line
 from attemper.errors import LoadError, MissingExtraError
+from attemper.report.records import COULD_NOT_RUN
 
 _SECONDS = 10.0  # that a node may take to answer
 

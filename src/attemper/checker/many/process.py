@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 from attemper.checker.many.records import ModelResult
 from attemper.checker.options import one_line
-
-COULD_NOT_RUN = 2
+from attemper.report.records import COULD_NOT_RUN
 
 
 def check_one(

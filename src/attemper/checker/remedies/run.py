@@ -12,7 +12,7 @@ from attemper.checker.folder import Checkpoint, open_checkpoint, path_of
 from attemper.checker.inputs import Inputs, prepare
 from attemper.checker.load import Subject, load
 from attemper.checker.measure import measure
-from attemper.checker.options import Options, Progress, one_line
+from attemper.checker.options import Options, Progress, one_line, untold
 from attemper.checker.remedies import edits
 from attemper.checker.remedies.comparing import compare, outputs
 from attemper.checker.remedies.proposals import proposals
@@ -61,7 +61,7 @@ def fix(
     )
     for text in fold or ():
         edits.rule(text)
-    tell = progress or (lambda words, done=0, total=0: None)
+    tell = progress or untold
     try:
         return _fix(model, None if out is None else path_of(os.fspath(out)), inputs, picks, options, dry_run, tell)
     except OSError as error:

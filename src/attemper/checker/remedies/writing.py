@@ -21,6 +21,7 @@ from torch import Tensor
 from attemper.checker.folder import CONFIG, Checkpoint, read_json, weight_files
 from attemper.checker.remedies.records import Changed
 from attemper.errors import ArgumentError, LoadError, MissingExtraError, UnsupportedError
+from attemper.report.files import umask
 from attemper.weights import Edit
 
 _OTHER_WEIGHTS = frozenset(
@@ -51,9 +52,7 @@ def appearing(out: Path) -> Generator[Path]:
     partial = Path(tempfile.mkdtemp(prefix=f".{real.name[:100]}.", suffix=".partial", dir=real.parent))
     try:
         yield partial
-        umask = os.umask(0)
-        os.umask(umask)
-        partial.chmod(0o777 & ~umask)  # mkdtemp's folders are for their owner alone
+        partial.chmod(0o777 & ~umask())  # mkdtemp's folders are for their owner alone
         _flush(partial)
         partial.replace(real)
     except BaseException:

@@ -1,13 +1,12 @@
 """Every architecture of the sweep: capture changes nothing, counts right, and its records say what was computed."""
 
-import contextlib
-
 import pytest
 import torch
+from torch import Tensor, nn
 
 from attemper.capture import AttentionCall, capture
 from tests.capture.architectures import ARCHITECTURES, WRITTEN_OUT, build
-from tests.capture.watching import agrees, logged_results, same, tensors
+from tests.capture.watching import agrees, logged_results, same, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own, about kernels that are not installed
 
@@ -35,18 +34,10 @@ def test_outputs_are_identical_and_calls_are_counted(name: str, attn: str, paddi
 
 @pytest.mark.parametrize(("name", "attn"), EVERY)
 def test_training_is_identical_with_dropout_and_gradients(name: str, attn: str) -> None:
-    results = []
-    for observed in (False, True):
-        model, inputs = build(name, attn=attn, gain=3.0, dropout=0.25)
-        model.train()
-        torch.manual_seed(11)
-        context = capture(model, lambda call: call.row_stats()) if observed else contextlib.nullcontext()
-        with context:
-            output = model(**inputs)
-        torch.stack([tensor.float().square().mean() for tensor in tensors(output)]).sum().backward()
-        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
-        results.append((tensors(output), gradients, torch.get_rng_state()))
-    assert same(results[0], results[1])
+    def made() -> tuple[nn.Module, dict[str, Tensor]]:
+        return build(name, attn=attn, gain=3.0, dropout=0.25)
+
+    assert same(trained(made, observed=False), trained(made, observed=True))
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])

@@ -13,7 +13,7 @@ from attemper.capture import AttentionCall, capture
 from attemper.checker import check
 from attemper.report import Severity
 from tests.capture import architectures, written_out
-from tests.capture.watching import same, tensors
+from tests.capture.watching import same, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 
@@ -79,18 +79,10 @@ def test_the_weights_of_every_record_are_the_models_own(name: str, padding: str)
 
 @pytest.mark.parametrize("name", written_out.ROWS)
 def test_training_is_identical_with_dropout_and_gradients(name: str) -> None:
-    results = []
-    for observed in (False, True):
-        model, inputs = build(name, gain=2.0, dropout=0.25)
-        model.train()
-        torch.manual_seed(11)
-        context = capture(model, lambda call: call.row_stats()) if observed else contextlib.nullcontext()
-        with context:
-            output = model(**inputs)
-        torch.stack([tensor.float().square().mean() for tensor in tensors(output)]).sum().backward()
-        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
-        results.append((tensors(output), gradients, torch.get_rng_state()))
-    assert same(results[0], results[1])
+    def made() -> tuple[nn.Module, dict[str, Tensor]]:
+        return build(name, gain=2.0, dropout=0.25)
+
+    assert same(trained(made, observed=False), trained(made, observed=True))
 
 
 @pytest.mark.parametrize("name", EVERY)

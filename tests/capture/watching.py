@@ -1,15 +1,15 @@
 """What the tests of capture share: results compared tensor by tensor, attention results logged, a record computed again."""
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attemper.capture import AttentionCall
+from attemper.capture import AttentionCall, capture
 from attemper.ops import attention
 
 
@@ -25,6 +25,18 @@ def same(one: Any, other: Any) -> bool:
     """Whether two results hold equal tensors, bit by bit (NaN equals NaN), and hold any at all."""
     pairs = list(zip(tensors(one), tensors(other), strict=True))
     return bool(pairs) and all(a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+
+
+def trained(build: Callable[[], tuple[nn.Module, dict[str, Tensor]]], *, observed: bool) -> tuple[Any, list[Tensor], Tensor]:
+    """One training pass of a fresh model: outputs, gradients of all parameters, and the random state behind it."""
+    model, inputs = build()
+    model.train()
+    torch.manual_seed(11)
+    with capture(model, lambda call: call.row_stats()) if observed else contextlib.nullcontext():
+        output = model(**inputs)
+    torch.stack([tensor.float().square().mean() for tensor in tensors(output)]).sum().backward()
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    return tensors(output), gradients, torch.get_rng_state()
 
 
 @contextlib.contextmanager

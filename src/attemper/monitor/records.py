@@ -1,0 +1,153 @@
+"""What a watched run consists of: plain records, one a logged step, that trackers write and alarms read.
+
+Everything in them is on the CPU, over all ranks and of all heads; a record is made once, in `Watch.step`, and never changed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from attemper.stats import HeadStats
+
+
+@dataclass(frozen=True)
+class WeightNorms:
+    """Frobenius norms of the projections of one attention module, as its own layout tells them apart."""
+
+    query: float
+    key: float
+    value: float
+
+
+@dataclass(frozen=True, eq=False)
+class LayerRecord:
+    """One attention module (one of its calls in a forward pass, where it is called more than once) at one logged step.
+
+    Attributes:
+        layer: dotted name of the module in the model, "" for the model itself.
+        call: which of its calls in one forward pass, from 0.
+        stats: of each head, over every row that was measured in the step.
+        scaled_max: float64 [heads], the largest |scale·q·k|, before softcap, bias and mask; −inf without rows.
+        norms: of its projections, where its layout is known and they were asked for.
+    """
+
+    layer: str
+    call: int
+    stats: HeadStats
+    scaled_max: Tensor
+    norms: WeightNorms | None = None
+
+    @property
+    def name(self) -> str:
+        """The layer, with the call behind it where it is not the first: "encoder.layer#3"."""
+        return f"{self.layer}#{self.call}" if self.call else self.layer
+
+    def figure(self, name: str) -> Tensor:
+        """One of `FIGURES`, float64 [heads]."""
+        return BY_NAME[name].of(self).double()
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A rule over time that fired.
+
+    Attributes:
+        code: its rule, ATT5xx. severity: as in the findings of check.
+        step: at which logged step. layer, call: where. head: which one, None where the rule is about the layer.
+        figure: what was measured. value: how much. threshold: against which number.
+        message: one line for a person: what, where, and what it leads to.
+    """
+
+    code: str
+    severity: Literal["error", "warning", "info"]
+    step: int
+    layer: str
+    call: int
+    head: int | None
+    figure: str
+    value: float
+    threshold: float
+    message: str
+
+
+@dataclass(frozen=True, eq=False)
+class StepRecord:
+    """One logged step.
+
+    Attributes:
+        step: number of the step, counted from 0 by `Watch.step` or given to it.
+        time: seconds since the epoch.
+        layers: in the model's order.
+        alarms: that fired at this step.
+        scalars: what the caller gave to `step` beside it, such as the loss.
+    """
+
+    step: int
+    time: float
+    layers: tuple[LayerRecord, ...]
+    alarms: tuple[Alarm, ...] = ()
+    scalars: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known of a run before its first step.
+
+    Attributes:
+        model: class of the model. mode: "observe" or "use". every: steps from one record to the next. rows: stride of the rows.
+        started: seconds since the epoch. version: of attemper. world: how many processes.
+    """
+
+    model: str
+    mode: str
+    every: int
+    rows: int
+    started: float
+    version: str
+    world: int = 1
+
+
+class Figure(NamedTuple):
+    """One number a head.
+
+    Attributes:
+        name: as columns and tags write it. words: what it is, for a person. unit: "" for a pure number.
+        worst: which end is worth a look, "max" or "min"; a layer's scalar is that over its heads.
+        scalar: whether trackers for people get it a layer; the others are in the tables alone.
+        of: reads it.
+    """
+
+    name: str
+    words: str
+    unit: str
+    worst: Literal["max", "min"]
+    scalar: bool
+    of: Callable[[LayerRecord], Tensor]
+
+
+FIGURES: tuple[Figure, ...] = (
+    Figure("max_logit", "largest logit", "", "max", True, lambda record: record.stats.max),
+    Figure("min_logit", "smallest logit", "", "min", False, lambda record: record.stats.min),
+    Figure("max_scaled_product", "largest |scale·q·k|", "", "max", True, lambda record: record.scaled_max),
+    Figure("max_product", "largest |q·k|, before the scale", "", "max", False, lambda record: record.stats.product_absmax),
+    Figure("max_centred", "largest max − mean of a row", "", "max", False, lambda record: record.stats.centred_max),
+    Figure("mean_centred", "mean of max − mean", "", "max", False, lambda record: record.stats.mean_centred_max),
+    Figure("entropy", "mean entropy of a row", "nats", "min", True, lambda record: record.stats.mean_entropy),
+    Figure(
+        "normalized_entropy", "mean of entropy / ln(keys)", "", "min", True, lambda record: record.stats.mean_normalized_entropy
+    ),
+    Figure("gain", "mean gain 1 − Σ p²", "", "min", True, lambda record: record.stats.mean_gain),
+    Figure("peak", "mean of the largest weight of a row", "", "max", False, lambda record: record.stats.mean_peak),
+    Figure(
+        "jacobian_norm", "mean norm of the softmax's Jacobian", "", "min", False, lambda record: record.stats.mean_jacobian_norm
+    ),
+    Figure(
+        "saturated_share", "share of rows with a weight above 0.99", "", "max", True, lambda record: record.stats.saturated_share
+    ),
+    Figure("rows", "rows measured", "", "max", False, lambda record: record.stats.rows),
+    Figure("empty_rows", "rows without a visible key", "", "max", False, lambda record: record.stats.empty_rows),
+    Figure("nonfinite_rows", "rows with a NaN or infinite logit", "", "max", False, lambda record: record.stats.nonfinite_rows),
+)
+BY_NAME = {figure.name: figure for figure in FIGURES}

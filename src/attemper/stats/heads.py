@@ -7,6 +7,7 @@ What it must hold:
 - a row with a NaN or infinite logit is counted and left out of the sums, so that one bad row does not hide the others.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ _LOGIT_EDGES = torch.cat([-_OCTAVES.flip(0), torch.zeros(1, dtype=torch.float64)
 # Shares: hundredths. Whole numbers divided, not a linspace, so that 0.99 is the double nearest to it.
 _SHARE_EDGES = torch.arange(1, 100, dtype=torch.float64) / 100
 HISTOGRAM_EDGES = {"max": _LOGIT_EDGES, "centred_max": _LOGIT_EDGES, "normalized_entropy": _SHARE_EDGES, "peak": _SHARE_EDGES}
+_SHARES = ("normalized_entropy", "peak")
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class HeadStats:
             "peak": (peak, several),
         }
         histograms = {
-            name: _histogram(by_head(value.double()), by_head(mask), HISTOGRAM_EDGES[name])
+            name: _histogram(by_head(value.double()), by_head(mask), name)
             for name, (value, mask) in binned.items()
         }
         return HeadStats(counts, extremes, sums, histograms)
@@ -317,11 +319,42 @@ def _largest(values: Tensor) -> Tensor:
     return torch.where(torch.isnan(values), -math.inf, values).amax(-1).double()
 
 
-def _histogram(values: Tensor, mask: Tensor, edges: Tensor) -> Tensor:
-    heads, bins = values.shape[0], len(edges) + 1
-    index = torch.bucketize(values.contiguous(), edges.to(values.device), right=True)
-    index = index + bins * torch.arange(heads, device=values.device).unsqueeze(-1)
-    return torch.bincount(index[mask], minlength=heads * bins).reshape(heads, bins)
+def _histogram(values: Tensor, mask: Tensor, name: str) -> Tensor:
+    """How many of the values that the mask lets through lie in each bin: [heads, rows] to int64 [heads, bins].
+
+    Nothing here waits for the device: no boolean index, no bincount.
+    """
+    bins = len(HISTOGRAM_EDGES[name]) + 1
+    values = torch.where(mask, values, 0.0)
+    index = _bin_of_share(values) if name in _SHARES else _bin_of_logit(values)
+    counts = torch.zeros(values.shape[0], bins, dtype=torch.int64, device=values.device)
+    return counts.scatter_add_(1, index, mask.long())
+
+
+def _bin_of_share(values: Tensor) -> Tensor:
+    """How many of the edges are at or below each value."""
+    return _settled((values * 100).floor().clamp_(0, len(_SHARE_EDGES)).long(), values, _on(_SHARE_EDGES, values.device))
+
+
+def _bin_of_logit(values: Tensor) -> Tensor:
+    """The same over the edges of logits, which lie mirrored about 0."""
+    octaves, size = _on(_OCTAVES, values.device), values.abs()
+    guess = (size.log2() * 8 + 33).floor().clamp_(0, len(_OCTAVES)).long()
+    at_most = _settled(guess, size, octaves)
+    below = at_most - (octaves[(at_most - 1).clamp(min=0)] == size).long()  # edges below it: a negative edge counts where reached
+    return torch.where(values < 0, len(_OCTAVES) - below, len(_OCTAVES) + 1 + at_most)
+
+
+def _settled(guess: Tensor, values: Tensor, edges: Tensor) -> Tensor:
+    """The number of edges at or below each value, from a guess that rounding may have put one off."""
+    last = len(edges) - 1
+    guess = guess - ((guess > 0) & (edges[(guess - 1).clamp(min=0)] > values)).long()
+    return guess + ((guess <= last) & (edges[guess.clamp(max=last)] <= values)).long()
+
+
+@functools.lru_cache(maxsize=32)
+def _on(edges: Tensor, device: torch.device) -> Tensor:
+    return edges.to(device)
 
 
 def _dense(heads: list[list[tuple[int, int]]], bins: int) -> Tensor:
@@ -336,7 +369,7 @@ def _dense(heads: list[list[tuple[int, int]]], bins: int) -> Tensor:
 
 def _outer(name: str, edges: Tensor) -> tuple[Tensor, Tensor]:
     # The outer bins are open; for shares they end at 0 and 1, for logits nothing is known beyond the edge.
-    if name in ("normalized_entropy", "peak"):
+    if name in _SHARES:
         return edges.new_zeros(1), edges.new_ones(1)
     return edges[:1], edges[-1:]
 

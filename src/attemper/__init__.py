@@ -2,7 +2,7 @@
 
 Attention is softmax(scale·q·kᵀ)·v. attemper computes it and hands back exact statistics of the logits, and with them checks
 models: see `attention`, `RowStats` and `check`; `use` puts it into a model that is there. Its scale rules are in `scales`, its
-modules in `nn`, edits to trained weights in `weights`.
+modules in `nn`, edits to trained weights in `weights`; `watch` measures a model while it trains.
 """
 
 import importlib
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from attemper import nn, weights
     from attemper.capture.using import use
     from attemper.checker import check
+    from attemper.monitor import watch
 
 __version__ = "0.1.0"
-__all__ = ["HeadStats", "RowStats", "attention", "check", "merge", "nn", "scales", "use", "weights"]
+__all__ = ["HeadStats", "RowStats", "attention", "check", "merge", "nn", "scales", "use", "watch", "weights"]
 
 
 def __getattr__(name: str) -> Any:
@@ -32,6 +33,10 @@ def __getattr__(name: str) -> Any:
         from attemper.capture.using import use
 
         return use
+    if name == "watch":
+        from attemper.monitor import watch
+
+        return watch
     if name in ("nn", "weights"):
         return importlib.import_module(f"attemper.{name}")
     raise AttributeError(f"module 'attemper' has no attribute {name!r}; it has {', '.join(__all__)}")

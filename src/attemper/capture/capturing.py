@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import nn
@@ -27,7 +27,14 @@ from attemper.errors import ArgumentError, UnsupportedError
 _running = threading.Lock()  # the seams are the process's own: one capture at a time
 
 
-def capture(model: nn.Module, observer: Callable[[AttentionCall], None], *, follow_projections: bool = False) -> "Capture":
+def capture(
+    model: nn.Module,
+    observer: Callable[[AttentionCall], None],
+    *,
+    follow_projections: bool = False,
+    with_rows: bool = False,
+    account: bool = True,
+) -> "Capture":
     """See every attention call that a model makes, as a context manager.
 
         with capture(model, print) as seen:
@@ -41,6 +48,8 @@ def capture(model: nn.Module, observer: Callable[[AttentionCall], None], *, foll
     Args:
         model: any module. observer: called with one `AttentionCall` a call; its query is [batch, heads, queries, d].
         follow_projections: also follow q and k back to their projections (`AttentionCall.query_factor`).
+        with_rows: have calls of `attemper.attention` make their record (`AttentionCall.rows`).
+        account: on the way out, work out what was not seen, which reads some values off the device.
 
     Raises:
         ArgumentError: model is no module, or observer cannot be called. UnsupportedError, on entering: another capture runs.
@@ -49,20 +58,31 @@ def capture(model: nn.Module, observer: Callable[[AttentionCall], None], *, foll
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
     if not callable(observer):
         raise ArgumentError("observer", type(observer).__name__, "a function of one AttentionCall")
-    return Capture(model, observer, follow_projections)
+    return Capture(_Asked(model, observer, follow_projections, with_rows, account))
+
+
+class _Asked(NamedTuple):
+    """The arguments of `capture`."""
+
+    model: nn.Module
+    observer: Callable[[AttentionCall], None]
+    follow_projections: bool
+    with_rows: bool
+    account: bool
 
 
 class Capture:
     """What `capture` returns: how many calls were seen, and what was not.
 
     Args:
-        model, observer, follow_projections: as in `capture`.
+        asked: the arguments of `capture`.
     """
 
-    def __init__(self, model: nn.Module, observer: Callable[[AttentionCall], None], follow_projections: bool) -> None:
+    def __init__(self, asked: _Asked) -> None:
         self._calls = 0
         self._unseen: tuple[Unseen, ...] = ()
-        self._begin: tuple[nn.Module, Callable[[AttentionCall], None], bool] | None = (model, observer, follow_projections)
+        self._begin: _Asked | None = asked
+        self._account = asked.account
         self._model: nn.Module | None = None
         self._recorder: Recorder | None = None
         self._stack = contextlib.ExitStack()
@@ -74,9 +94,9 @@ class Capture:
             raise UnsupportedError("another capture is running; leave it before entering one: the seams are the process's own")
         self._stack.callback(_running.release)
         try:
-            model, observer, follow = self._begin
+            model, with_rows = self._begin.model, self._begin.with_rows
+            recorder = self._recorder = Recorder(model, self._begin.observer, self._begin.follow_projections)
             self._begin, self._model = None, model
-            recorder = self._recorder = Recorder(model, observer, follow)
             eager = EagerSeam(recorder, model)
             mode = FunctionalSeam(recorder, eager.notice)
             recorder.switch, recorder.forget = mode.switch, eager.forget
@@ -84,7 +104,7 @@ class Capture:
                 self._stack.enter_context(torch.compiler.set_stance("force_eager"))
             self._stack.enter_context(huggingface.installed(recorder))
             self._stack.enter_context(MultiheadSeam(recorder).installed())
-            self._stack.enter_context(own.installed(recorder))
+            self._stack.enter_context(own.installed(recorder, wants_rows=with_rows))
             self._stack.enter_context(flex.installed(recorder, model))
             self._stack.enter_context(flash.installed(recorder, model))
             self._stack.callback(register_module_forward_pre_hook(recorder.enter).remove)
@@ -101,7 +121,8 @@ class Capture:
         assert self._recorder is not None
         assert self._model is not None
         self._calls = self._recorder.calls
-        self._unseen = find_unseen(self._model, self._recorder)
+        if self._account:
+            self._unseen = find_unseen(self._model, self._recorder)
         self._recorder = self._model = None
 
     @property

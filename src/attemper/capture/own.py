@@ -8,26 +8,28 @@ from torch import Tensor
 
 from attemper.capture.functional import crosses
 from attemper.capture.recorder import Recorder
-from attemper.ops import LISTENERS, Problem
+from attemper.ops import LISTENERS, Listener, Problem
+from attemper.stats import RowStats
 
 
 @contextlib.contextmanager
-def installed(recorder: Recorder) -> Generator[None]:
-    """Listen to every call of `attemper.attention`."""
+def installed(recorder: Recorder, *, wants_rows: bool) -> Generator[None]:
+    """Listen to every call of `attemper.attention`, and have each make its record where that is wanted."""
 
-    def tell(problem: Problem, scale: float | Tensor | None) -> None:
+    def hear(problem: Problem, rows: RowStats | None) -> None:
         if recorder.listening:
-            _tell(recorder, problem, scale)
+            _tell(recorder, problem, rows)
 
-    LISTENERS.append(tell)
+    listener = Listener(hear, wants_rows)
+    LISTENERS.append(listener)
     try:
         yield
     finally:
-        LISTENERS.remove(tell)
+        LISTENERS.remove(listener)
 
 
-def _tell(recorder: Recorder, problem: Problem, scale: float | Tensor | None) -> None:
-    inputs, rules, name = problem.inputs, problem.rules, recorder.running()
+def _tell(recorder: Recorder, problem: Problem, rows: RowStats | None) -> None:
+    inputs, rules, name, scale = problem.inputs, problem.rules, recorder.running(), problem.scale
     assert inputs.value is not None
     number = 1 / math.sqrt(max(inputs.query.shape[-1], 1)) if scale is None else scale
     recorder.tell(
@@ -46,4 +48,12 @@ def _tell(recorder: Recorder, problem: Problem, scale: float | Tensor | None) ->
         offset=rules.offset,
         dropout_p=rules.dropout_p,
         self_attention=not crosses(recorder, name),
+        rows=None if rows is None else in_batches(rows, inputs.query.shape[0]),
     )
+
+
+def in_batches(rows: RowStats, batch: int) -> RowStats:
+    """The record in the normal form, [batch, heads, queries], without its graph."""
+    shape = (batch, *rows.lse.shape[-2:])
+    lse, entropy = rows.lse.detach().reshape(shape), rows.entropy.detach().reshape(shape)
+    return RowStats(lse, entropy, rows.rest.reshape(rows.rest.shape[0], *shape), rows.sink)

@@ -56,6 +56,7 @@ class AttentionCall:
             use it, or drop it silently); or None.
         output: [batch, heads, queries, d_v], what the call itself returned, where the seam sees it; or None.
         written: the order of operations of code that writes its logits down; None for kernels, which keep them in float32.
+        rows: the record that the call made itself, [batch, heads, queries] ("attemper", where the capture asks for it); or None.
     """
 
     module: str
@@ -83,6 +84,7 @@ class AttentionCall:
     sinks_given: Tensor | None = None
     output: Tensor | None = None
     written: Written | None = None
+    rows: RowStats | None = None
 
     @property
     def query_factor(self) -> float | None:
@@ -104,8 +106,12 @@ class AttentionCall:
         """As `query_change`, for k."""
         return None if self.key_origin is None else self.key_origin.change
 
-    def row_stats(self) -> RowStats:
-        """The exact statistics of this call's logits, [batch, heads, queries]. Masks of -1e4 and below hide a pair."""
+    def row_stats(self, row_stride: int = 1) -> RowStats:
+        """The exact statistics of this call's logits, [batch, heads, queries]. Masks of -1e4 and below hide a pair.
+
+        Args:
+            row_stride: as in `attemper.ops.row_stats`: the record of every so many queries, [batch, heads, ⌈queries / stride⌉].
+        """
         mask = self.attn_mask
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.masked_fill(mask <= HIDDEN, -torch.inf)
@@ -123,6 +129,7 @@ class AttentionCall:
                 sinks=self.sinks,
                 window=self.window,
                 offset=self.offset,
+                row_stride=row_stride,
             )
 
     def query_mask(self) -> Tensor | None:

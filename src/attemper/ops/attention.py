@@ -1,21 +1,16 @@
 """The public functions: `attention`, and `row_stats` for its statistics alone."""
 
-from collections.abc import Callable
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from attemper.errors import ArgumentError
-from attemper.ops.arguments import Problem, Window, check, every
-from attemper.ops.dispatch import compiling
+from attemper.ops.arguments import Window, check, every
+from attemper.ops.listening import LISTENERS, rows_wanted, tell
 from attemper.ops.running import run, run_plainly
 from attemper.scales.base import Scale
 from attemper.stats import RowStats
-
-# Told of every call of `attention` once it is done: the problem, and the scale as it was given (of a rule: its factor).
-# Capture listens here.
-LISTENERS: list[Callable[[Problem, float | Tensor | None], None]] = []
 
 
 @overload
@@ -129,10 +124,10 @@ def attention(
         window=window,
         offset=offset,
     )
-    output, rows = run(problem, impl, statistics=return_stats)
+    output, rows = run(problem, impl, statistics=return_stats or (bool(LISTENERS) and rows_wanted()))
     assert output is not None
-    tell(problem)
-    return output if rows is None else (output, rows)
+    tell(problem, rows)
+    return (output, rows) if return_stats and rows is not None else output
 
 
 def row_stats(
@@ -176,10 +171,3 @@ def row_stats(
         rows = run(every(problem, row_stride), impl, statistics=True)[1]
     assert rows is not None
     return rows
-
-
-def tell(problem: Problem) -> None:
-    """Tell the listeners of a call that is done; the compiler traces none of it."""
-    if not compiling():
-        for listener in LISTENERS:
-            listener(problem, problem.scale)

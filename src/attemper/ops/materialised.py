@@ -7,8 +7,8 @@ from torch import Tensor
 
 from attemper.kernels import reference
 from attemper.ops.arguments import check
-from attemper.ops.attention import tell
 from attemper.ops.autocast import without_autocast
+from attemper.ops.listening import tell
 from attemper.stats import RowStats
 
 
@@ -41,6 +41,6 @@ def attention_with_weights(
     with without_autocast(query.device):
         output, rows, weights = reference.attend(problem.inputs, rules)
     assert output is not None
-    tell(problem)
     record = problem.record(rows.lse, rows.entropy, rows.rest)
+    tell(problem, record)
     return problem.restore(output.to(dtype)), problem.restore(weights.to(dtype)), record

@@ -96,10 +96,7 @@ class HeadStats:
             "normalized_entropy": (normalized, several),
             "peak": (peak, several),
         }
-        histograms = {
-            name: _histogram(by_head(value.double()), by_head(mask), name)
-            for name, (value, mask) in binned.items()
-        }
+        histograms = {name: _histogram(by_head(value.double()), by_head(mask), name) for name, (value, mask) in binned.items()}
         return HeadStats(counts, extremes, sums, histograms)
 
     def merge(self, other: "HeadStats") -> "HeadStats":

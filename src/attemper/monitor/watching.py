@@ -14,23 +14,23 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from importlib.metadata import version
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-import attemper
-from attemper.capture import AttentionCall, Capture, Unseen, capture
-from attemper.capture.using import Use, use
+from attemper.capture import AttentionCall, Unseen
+from attemper.capture.using import use
 from attemper.errors import ArgumentError, AttemperError, UnsupportedError
 from attemper.monitor.measuring import Measured, measure
 from attemper.monitor.records import Alarm, LayerRecord, RunInfo, StepRecord
+from attemper.monitor.seeing import Seeing
 from attemper.monitor.trackers import Tracker
 
 Mode = Literal["observe", "use"]
 _watches: weakref.WeakKeyDictionary[nn.Module, "Watch"] = weakref.WeakKeyDictionary()
-_BUSY = "a forward pass of it ran inside another model that is watched or captured; watch the outermost alone"
 
 
 def watch(
@@ -105,16 +105,14 @@ class Watch:
         self._next = 0
         self._slots: dict[tuple[str, int], Measured] = {}
         self._maxima: dict[str, Tensor] | None = None
-        self._capture: Capture | None = None
-        self._notes: dict[str, str] = {}
-        self._accounted = False
         self._stack = contextlib.ExitStack()
-        self._used: Use | None = self._stack.enter_context(use(model)) if mode == "use" else None
-        self._stack.callback(model.register_forward_pre_hook(self._enter, prepend=True).remove)
-        self._stack.callback(model.register_forward_hook(self._leave, always_call=True).remove)
+        if mode == "use":
+            self._stack.enter_context(use(model))
+        self._seeing = Seeing(model, mode == "use", self._measure, self._wants)
+        self._stack.callback(self._seeing.remove)
         self._order = {name: place for place, (name, _) in enumerate(model.named_modules())}
         _watches[model] = self
-        info = RunInfo(type(model).__name__, mode, every, rows, time.time(), attemper.__version__)
+        info = RunInfo(type(model).__name__, mode, every, rows, time.time(), version("attemper"))
         for tracker in trackers:
             tracker.begin(info)
 
@@ -136,6 +134,7 @@ class Watch:
         number = self._next if step is None else step
         logged, slots = self._due, self._slots
         self._next, self._slots = number + 1, {}
+        self._seeing.prepare()
         if not logged:
             return None
         found = [LayerRecord(layer, call, *each) for (layer, call), each in sorted(slots.items(), key=self._place)]
@@ -153,11 +152,13 @@ class Watch:
         """
         found = {} if self._maxima is None else self._maxima
         self._maxima = {}
+        self._seeing.prepare()
         return {layer: maximum.cpu() for layer, maximum in found.items()}
 
     def unseen(self) -> tuple[Unseen, ...]:
         """Attention modules that are not measured, each with the reason. Ask after a forward pass."""
-        return tuple(Unseen(name, self._notes[name]) for name in sorted(self._notes, key=lambda name: self._order.get(name, 0)))
+        notes = self._seeing.notes
+        return tuple(Unseen(name, notes[name]) for name in sorted(notes, key=lambda name: self._order.get(name, 0)))
 
     def remove(self) -> None:
         """Stop watching, and close the trackers. A second time does nothing."""
@@ -182,36 +183,9 @@ class Watch:
         (layer, call), _ = item
         return self._order.get(layer, 0), call
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        """Forward pre-hook of the model."""
-        if torch.compiler.is_compiling() or self._capture is not None or not (self._due or self._maxima is not None):
-            return
-        in_backward = torch._C._current_graph_task_id() != -1
-        evaluating = not (module.training or torch.is_grad_enabled())
-        if in_backward or evaluating:
-            return
-        seen = capture(module, self._measure, with_rows=self.mode == "use", account=not self._accounted)
-        try:
-            seen.__enter__()
-        except UnsupportedError:
-            self._notes[""] = _BUSY
-            return
-        self._capture = seen
-
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Forward hook of the model, called after exceptions too."""
-        if torch.compiler.is_compiling() or self._capture is None:
-            return
-        seen, self._capture = self._capture, None
-        seen.__exit__(None, None, None)
-        if not self._accounted:
-            self._accounted = True
-            for each in seen.unseen():
-                self._exclude(each.module, each.reason)
-
     def _measure(self, call: AttentionCall) -> None:
         layer = call.module
-        if layer in self._notes or not self._wanted(layer):
+        if not (self._layers is None or any(fnmatchcase(layer, pattern) for pattern in self._layers)):
             return
         try:
             measured = measure(call, self.rows)
@@ -232,11 +206,11 @@ class Watch:
             heads = f"{self._slots[key].stats.heads} and {measured.stats.heads}"
             self._exclude(layer, f"it ran with different numbers of heads within one step, {heads}")
 
-    def _wanted(self, layer: str) -> bool:
-        return self._layers is None or any(fnmatchcase(layer, pattern) for pattern in self._layers)
+    def _wants(self) -> bool:
+        return self._due or self._maxima is not None
 
     def _exclude(self, layer: str, reason: str) -> None:
-        self._notes.setdefault(layer, reason)
+        self._seeing.notes.setdefault(layer, reason)
         for key in [key for key in self._slots if key[0] == layer]:
             del self._slots[key]
         if self._maxima is not None:
@@ -245,13 +219,8 @@ class Watch:
 
 def _innermost(model: nn.Module) -> nn.Module:
     """The module inside the wrappers that torch puts around a model."""
-    while True:
-        if hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-        else:
-            return model
+    inside = getattr(model, "module" if isinstance(model, nn.parallel.DistributedDataParallel) else "_orig_mod", None)
+    return _innermost(inside) if isinstance(inside, nn.Module) else model
 
 
 def _patterns(model: nn.Module, layers: str | Sequence[str] | None) -> tuple[str, ...] | None:

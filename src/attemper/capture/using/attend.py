@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from attemper.capture.huggingface import OWN
 from attemper.capture.interface import Asked, Form, asked, form_of, indescribable
-from attemper.capture.using.eager import eager_of
+from attemper.capture.model_code import eager_of
+from attemper.capture.traced import TOKEN, see
 from attemper.capture.using.notes import Notes
 from attemper.errors import ArgumentError
 from attemper.ops import attention, attention_with_weights
@@ -80,7 +81,7 @@ def _attend(
         reason = "its weights were asked for, which models with sinks give in ways of their own"
     if reason is None:
         try:
-            output = _computed(asked(call.form, given), bool(weights_wanted), call.notes.impl)
+            output = _computed(module, asked(call.form, given), bool(weights_wanted), call.notes.impl)
         except ArgumentError as error:  # the model's own function takes it, or refuses it in its own words
             reason = str(error)
         else:
@@ -91,7 +92,7 @@ def _attend(
     return plain(module, query, key, value, attention_mask, **kwargs)
 
 
-def _computed(found: Asked, weights_wanted: bool, impl: str) -> tuple[Tensor, Tensor | None]:
+def _computed(module: nn.Module, found: Asked, weights_wanted: bool, impl: str) -> tuple[Tensor, Tensor | None]:
     """Output, [batch, queries, heads, width], and weights, [batch, heads, queries, keys], if they are wanted."""
     arguments = (found.query, found.key, found.value, found.mask, found.dropout_p, found.is_causal)
     options = {
@@ -102,6 +103,10 @@ def _computed(found: Asked, weights_wanted: bool, impl: str) -> tuple[Tensor, Te
     }
     if weights_wanted:
         output, weights, _ = attention_with_weights(*arguments, **options)
+    elif torch.compiler.is_compiling() and module.__dict__.get(TOKEN) is not None:
+        output, rows = attention(*arguments, **options, return_stats=True, impl=impl)
+        weights = None
+        see(module, found, rows)
     else:
         output, weights = attention(*arguments, **options, impl=impl), None
     return output.transpose(1, 2).contiguous(), weights

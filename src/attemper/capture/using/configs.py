@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from attemper.capture.model_code import beyond, eager_of, interface_of, names_asked
 from attemper.capture.using.attend import HOW, MARK, NAMES, InterfaceCall, form_for, plain_sdpa, register
-from attemper.capture.using.eager import beyond, eager_of, interface_of, names_asked
 from attemper.capture.using.notes import Notes
 
 _FIELD = "_attn_implementation_internal"

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import attemper
 from attemper.capture import AttentionCall, capture
 from attemper.capture.using import Kept, Replaced, Use
-from attemper.ops import LISTENERS
+from attemper.ops import LISTENERS, Listener
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
@@ -41,14 +41,15 @@ class Counter:
 
     def __enter__(self) -> Self:
         self.calls = 0
-        LISTENERS.append(self._count)
+        self.listener = Listener(self._count)
+        LISTENERS.append(self.listener)
         return self
 
-    def _count(self, problem: Any, scale: Any) -> None:
+    def _count(self, problem: Any, rows: Any) -> None:
         self.calls += 1
 
     def __exit__(self, *error: object) -> None:
-        LISTENERS.remove(self._count)
+        LISTENERS.remove(self.listener)
 
 
 def module_of_sdpa(*args: Any, **kwargs: Any) -> Tensor:

@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from attemper import attention
 from attemper.errors import ArgumentError, UnsupportedError
-from attemper.ops import LISTENERS, row_stats
+from attemper.ops import LISTENERS, Listener, row_stats
 
 HEADS, KV_HEADS = 6, 2
 
@@ -231,7 +231,7 @@ def test_a_second_derivative_is_refused() -> None:
 
 def test_nobody_is_told_of_a_call_that_is_only_traced() -> None:
     told: list[Any] = []
-    LISTENERS.append(lambda *call: told.append(call))
+    LISTENERS.append(Listener(lambda *call: told.append(call)))
     try:
         query = torch.randn(1, 2, 7, 5)
         torch.compile(lambda query: attention(query, query, query), fullgraph=True, backend="aot_eager")(query)

@@ -1,0 +1,47 @@
+"""The statistics of a layer as two matrices, one that adds up over ranks and one of which the maximum is taken, and back.
+
+Both are float64 [rows, heads]. Counts ride along as float64, in which every whole number up to 2^53 is exact: a sum of them is
+too, whatever its order.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from attemper.stats import HISTOGRAM_EDGES, HeadStats
+
+_COUNTS, _SUMS, _EXTREMES = 5, 6, 5  # rows of the parts of HeadStats
+_BINS = {name: len(edges) + 1 for name, edges in HISTOGRAM_EDGES.items()}
+
+# One row more says on how many ranks the layer was seen: a layer without rows is not a layer that did not run.
+ADDED_ROWS = _COUNTS + _SUMS + sum(_BINS.values()) + 1
+LARGEST_ROWS = _EXTREMES + 1
+
+
+def added(stats: HeadStats) -> Tensor:
+    """What adds up, float64 [ADDED_ROWS, heads] on the device of the statistics."""
+    histograms = [stats.histograms[name].T for name in _BINS]
+    return torch.cat([torch.ones_like(stats.sums[:1]), stats.sums, stats.counts, *histograms])
+
+
+def largest(stats: HeadStats, scaled_max: Tensor) -> Tensor:
+    """Of what the maximum is taken, float64 [LARGEST_ROWS, heads]; NaN, which no maximum over ranks agrees on, is left out."""
+    return without_nan(torch.cat([stats.extremes, scaled_max.unsqueeze(0)]))
+
+
+def without_nan(maxima: Tensor) -> Tensor:
+    """The same, float64, with −inf for NaN, on which ranks that take a maximum need not agree."""
+    return torch.where(torch.isnan(maxima), -math.inf, maxima).double()
+
+
+def seen(added: Tensor) -> bool:
+    """Whether any rank saw the layer; reads the host's memory."""
+    return bool((added[0] > 0).any())
+
+
+def unpacked(added: Tensor, largest: Tensor) -> tuple[HeadStats, Tensor]:
+    """The statistics, and the largest |scale·q·k| of each head, from the two matrices."""
+    sums, counts, *histograms = added[1:].split([_SUMS, _COUNTS, *_BINS.values()])
+    whole = {name: part.T.to(torch.int64).contiguous() for name, part in zip(_BINS, histograms, strict=True)}
+    return HeadStats(counts.to(torch.int64), largest[:_EXTREMES].clone(), sums.clone(), whole), largest[_EXTREMES].clone()

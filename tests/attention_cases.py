@@ -250,18 +250,22 @@ def _finish(
     return weights[..., : logits.shape[-1]] @ value, statistics
 
 
-def gradients_of(problem: Problem, output: Tensor, lse: Tensor, entropy: Tensor) -> dict[str, Tensor]:
-    """The gradients of a loss that depends on all that is differentiable, unevenly over every dimension.
+def flowing(output: Tensor, lse: Tensor, entropy: Tensor) -> list[Tensor]:
+    """The gradients of a loss with respect to all that is differentiable, uneven over every dimension.
 
-    What flows in holds eighths below 4 only, so that every precision starts from the same numbers.
+    They hold eighths below 4 only, so that every precision starts from the same numbers.
     """
 
     def uneven(tensor: Tensor, step: int) -> Tensor:
         steps = torch.arange(tensor.numel(), dtype=torch.float64) * step % 61 - 30
         return (steps / 8).reshape(tensor.shape).to(tensor.dtype)
 
-    leaves = problem.leaves()
-    upstream = [uneven(output, 7), uneven(lse, 11), uneven(entropy, 13)]
+    return [uneven(output, 7), uneven(lse, 11), uneven(entropy, 13)]
+
+
+def gradients_of(problem: Problem, output: Tensor, lse: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+    """The gradients of all leaves, by name, when those of `flowing` flow in."""
+    leaves, upstream = problem.leaves(), flowing(output, lse, entropy)
     found = torch.autograd.grad(
         [output, lse, entropy], list(leaves.values()), upstream, allow_unused=True, materialize_grads=True
     )

@@ -5,8 +5,10 @@ from attemper.nn.block import Block
 from attemper.nn.differential import DifferentialAttention
 from attemper.nn.multihead import MultiheadAttention
 from attemper.nn.qk_norm import QKNorm
+from attemper.nn.ring import ring_attention
 from attemper.nn.rope_rules import LinearRope, Llama3Rope, NTKRope, RopeRule, YarnRope
 from attemper.nn.rotary import RotaryEmbedding
+from attemper.nn.sequence_parts import ring_shard
 
 __all__ = [
     "AdditiveAttention",
@@ -20,4 +22,6 @@ __all__ = [
     "RopeRule",
     "RotaryEmbedding",
     "YarnRope",
+    "ring_attention",
+    "ring_shard",
 ]

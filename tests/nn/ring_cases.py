@@ -1,0 +1,110 @@
+"""Ring attention on four processes: joined together, the parts of all ranks are the whole within the error budget."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from attemper.nn import ring_attention
+from tests.attention_agreement import Results, compare
+from tests.attention_cases import CASES, STATISTICS, Budget, Case, Problem, build, flowing
+
+GROUPS: dict[int, dist.ProcessGroup] = {}
+
+
+def case_groups_are_made() -> None:
+    GROUPS.update({size: dist.new_group(list(range(size))) for size in (2, 3, 4)})
+
+
+def cut(length: int, size: int, layout: str) -> list[Tensor]:
+    """The positions of each rank: uneven pieces, one of them empty where there are three; or as `ring_shard` cuts them."""
+    whole = torch.arange(length)
+    if layout == "zigzag":
+        pieces = whole.tensor_split(2 * size)
+        return [torch.cat([pieces[rank], pieces[2 * size - 1 - rank]]) for rank in range(size)]
+    ends = {2: [0.4], 3: [0.3, 0.3], 4: [0.1, 0.2, 0.7]}[size]
+    return list(whole.tensor_split([int(end * length) for end in ends]))
+
+
+def by_parts(problem: Problem, size: int, layout: str, impl: str) -> Results:
+    """What ring attention gives, put together on every rank of the group from the parts of all."""
+    group, rank = GROUPS[size], dist.get_rank()
+    queries, keys = (cut(tensor.shape[-2], size, layout) for tensor in (problem.query, problem.key))
+    arguments = {name: thing for name, thing in problem.arguments.items() if name != "attn_mask"}
+    shared = {name: leaf.detach().requires_grad_() for name, leaf in problem.leaves().items() if name in ("scale", "sinks")}
+    arguments |= shared
+    if isinstance(arguments["scale"], Tensor) and arguments["scale"].ndim > 1:
+        arguments["scale"] = arguments["scale"][..., queries[rank]]
+    query, key, value = (
+        tensor.detach()[..., positions[rank], :].requires_grad_()
+        for tensor, positions in ((problem.query, queries), (problem.key, keys), (problem.value, keys))
+    )
+    output, rows = ring_attention(query, key, value, **arguments, layout=layout, group=group, impl=impl, return_stats=True)
+    shape = problem.query.shape[:-1]
+    whole = (torch.empty(*shape, value.shape[-1], dtype=output.dtype), *(torch.empty(shape, dtype=rows.lse.dtype) for _ in "le"))
+    into_output, into_lse, into_entropy = flowing(*whole)
+    here = queries[rank]
+    gradients = torch.autograd.grad(
+        [output, rows.lse, rows.entropy],
+        [query, key, value, *shared.values()],
+        [into_output[..., here, :], into_lse[..., here], into_entropy[..., here]],
+    )
+    mine: list[Any] = [output.detach(), *(getattr(rows, name).detach() for name in STATISTICS), *gradients]
+    everybody: list[Any] = [None] * size
+    dist.all_gather_object(everybody, mine, group=group)
+    columns = list(zip(*everybody, strict=True))
+    joined = [put_together(columns[0], queries, -2)]
+    joined += [put_together(column, queries, -1) for column in columns[1 : 1 + len(STATISTICS)]]
+    of_parts = columns[1 + len(STATISTICS) :]
+    names = ["query", "key", "value", *shared]
+    joined += [put_together(column, places, -2) for column, places in zip(of_parts[:3], (queries, keys, keys), strict=True)]
+    joined += [torch.stack(column).double().sum(0).to(column[0].dtype) for column in of_parts[3:]]
+    statistics = dict(zip(STATISTICS, joined[1 : 1 + len(STATISTICS)], strict=True))
+    by_name = dict(zip(names, joined[1 + len(STATISTICS) :], strict=True))
+    return joined[0], statistics, {name: by_name[name] for name in problem.leaves()}
+
+
+def put_together(parts: tuple[Tensor, ...], places: list[Tensor], dim: int) -> Tensor:
+    """The whole from the parts and the positions that each of them holds."""
+    return torch.cat(parts, dim).index_select(dim, torch.cat(places).argsort())
+
+
+def agrees(case: Case, size: int, layout: str, dtype: torch.dtype, impl: str = "auto") -> None:
+    if dist.get_rank() >= size:
+        return
+    budget = Budget()
+    for seed in case.seeds():
+        problem = build(case, dtype, seed)
+        compare(problem, by_parts(problem, size, layout, impl), budget)
+    budget.check()
+
+
+WITHOUT_MASK = [case for case in CASES if case.mask is None]
+
+
+def case_two_ranks() -> None:
+    for number, case in enumerate(WITHOUT_MASK):
+        agrees(case, 2, ("contiguous", "zigzag")[number % 2], torch.float32)
+
+
+def case_three_ranks_of_which_one_has_nothing() -> None:
+    for case in WITHOUT_MASK:
+        agrees(case, 3, "contiguous", torch.float32)
+
+
+def case_four_ranks() -> None:
+    for number, case in enumerate(WITHOUT_MASK):
+        agrees(case, 4, ("zigzag", "contiguous")[number % 2], torch.float32)
+
+
+EVERYTHING = Case("everything", 2, 6, 2, 29, 41, 13, 7, 2.0, None, "query", 3.0, True, True, (17, 4), 9)
+
+
+def case_every_precision_and_kernel() -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        agrees(EVERYTHING, 3, "zigzag", dtype)
+        agrees(EVERYTHING, 4, "contiguous", dtype)
+    for impl in ("reference", "blocked", "cpu"):
+        agrees(EVERYTHING, 4, "zigzag", torch.float32, impl)
+        agrees(EVERYTHING, 4, "contiguous", torch.bfloat16, impl)

@@ -1,23 +1,38 @@
 """What an implementation gives for a problem, compared with the plain definition in float64 within the error budget."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from tests.attention_cases import Budget, Problem, gradients_of, plain
+from attemper import attention
+from tests.attention_cases import STATISTICS, Budget, Problem, gradients_of, plain
 
 ORDERS = 4  # of summation, in which the peer evaluates
 
 Results = tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]  # output, statistics by name, gradients by name
 
 
-def compare(problem: Problem, results: Results, budget: Budget) -> None:
-    """Take into the budget what an implementation gave for a problem: its dtypes, counts and places are checked at once."""
+def attemper_gives(problem: Problem, impl: str = "auto") -> Results:
+    """What `attemper.attention` gives."""
+    output, rows = attention(problem.query, problem.key, problem.value, **problem.arguments, return_stats=True, impl=impl)
+    statistics = {name: getattr(rows, name) for name in STATISTICS}
+    return output, statistics, gradients_of(problem, output, rows.lse, rows.entropy)
+
+
+def compare(problem: Problem, results: Results, budget: Budget, also: Callable[[Problem], Results] | None = None) -> None:
+    """Take into the budget what an implementation gave for a problem: its dtypes, counts and places are checked at once.
+
+    Args:
+        also: another peer, which is given the problem in the precision of the peers.
+    """
     dtype = problem.query.dtype
     output, statistics, gradients = results
     true_output, true_statistics, true_gradients = expected(problem.to(torch.float64))
     # The peer computes as we promise to: in float32 on 16-bit inputs.
     peer = torch.float64 if dtype == torch.float64 else torch.float32
     peers = [_peer(problem.to(peer), order) for order in range(ORDERS)]
+    peers += [] if also is None else [also(problem.to(peer))]
 
     assert output.dtype == dtype
     budget.add("output", output, true_output, *(output for output, _, _ in peers))

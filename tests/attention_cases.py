@@ -302,6 +302,11 @@ class Budget:
         self.allowed[what] = max(self.allowed.get(what, 0.0), *(2.0 * (peer - oracle).abs().max().item() for peer in theirs))
         self.roundings[what] = max(self.roundings.get(what, 0.0), eps * oracle.abs().max().item())
 
+    def join(self, other: "Budget") -> None:
+        """Take in what another process found of other draws."""
+        for own, theirs in ((self.errors, other.errors), (self.allowed, other.allowed), (self.roundings, other.roundings)):
+            own |= {what: max(own.get(what, 0.0), number) for what, number in theirs.items()}
+
     def check(self) -> None:
         """Assert the bound for everything that was taken in."""
         over = {what: (error, self.allowed[what] + self.roundings[what]) for what, error in self.errors.items()}

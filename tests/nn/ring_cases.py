@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from attemper.nn import ring_attention
-from tests.attention_agreement import Results, compare
+from tests.attention_agreement import Results, attemper_gives, compare
 from tests.attention_cases import CASES, STATISTICS, Budget, Case, Problem, build, flowing
 
 GROUPS: dict[int, dist.ProcessGroup] = {}
@@ -71,40 +71,52 @@ def put_together(parts: tuple[Tensor, ...], places: list[Tensor], dim: int) -> T
 
 
 def agrees(case: Case, size: int, layout: str, dtype: torch.dtype, impl: str = "auto") -> None:
-    if dist.get_rank() >= size:
-        return
-    budget = Budget()
-    for seed in case.seeds():
+    rank, budget = dist.get_rank(), Budget()
+    for seed in range(5, 15) if rank < size else ():
         problem = build(case, dtype, seed)
-        compare(problem, by_parts(problem, size, layout, impl), budget)
-    budget.check()
+        results = by_parts(problem, size, layout, impl)
+        if rank == seed % size:  # each draw is judged on one rank
+            compare(problem, results, budget, also=attemper_gives)  # one process, which it is to equal
+    budgets: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(budgets, budget)
+    for other in budgets:
+        budget.join(other)
+    try:
+        budget.check()
+    except AssertionError as error:
+        raise AssertionError(f"{case.name}, {size} ranks, {layout}, {dtype}, {impl}: {error}") from None
 
 
 WITHOUT_MASK = [case for case in CASES if case.mask is None]
 
 
 def case_two_ranks() -> None:
-    for number, case in enumerate(WITHOUT_MASK):
-        agrees(case, 2, ("contiguous", "zigzag")[number % 2], torch.float32)
+    for case in WITHOUT_MASK[::3]:
+        agrees(case, 2, "contiguous", torch.float32)
 
 
 def case_three_ranks_of_which_one_has_nothing() -> None:
-    for case in WITHOUT_MASK:
+    for case in WITHOUT_MASK[1::3]:
         agrees(case, 3, "contiguous", torch.float32)
 
 
 def case_four_ranks() -> None:
-    for number, case in enumerate(WITHOUT_MASK):
-        agrees(case, 4, ("zigzag", "contiguous")[number % 2], torch.float32)
+    for case in WITHOUT_MASK[2::3]:
+        agrees(case, 4, "contiguous", torch.float32)
+
+
+def case_zigzag() -> None:
+    for number, case in enumerate(case for case in WITHOUT_MASK if case.is_causal or case.window or case.sinks):
+        agrees(case, (2, 3, 4)[number % 3], "zigzag", torch.float32)
 
 
 EVERYTHING = Case("everything", 2, 6, 2, 29, 41, 13, 7, 2.0, None, "query", 3.0, True, True, (17, 4), 9)
 
 
 def case_every_precision_and_kernel() -> None:
-    for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        agrees(EVERYTHING, 3, "zigzag", dtype)
-        agrees(EVERYTHING, 4, "contiguous", dtype)
-    for impl in ("reference", "blocked", "cpu"):
+    for number, dtype in enumerate((torch.bfloat16, torch.float16, torch.float64)):
+        agrees(EVERYTHING, 2 + number, "zigzag", dtype)
+        agrees(EVERYTHING, 4 - number, "contiguous", dtype)
+    for impl in ("reference", "blocked"):
         agrees(EVERYTHING, 4, "zigzag", torch.float32, impl)
-        agrees(EVERYTHING, 4, "contiguous", torch.bfloat16, impl)
+        agrees(EVERYTHING, 3, "contiguous", torch.bfloat16, impl)

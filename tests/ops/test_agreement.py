@@ -3,15 +3,8 @@
 import pytest
 import torch
 
-from attemper import attention
-from tests.attention_agreement import Results, compare
-from tests.attention_cases import CASES, IMPLEMENTATIONS, STATISTICS, Budget, Case, Problem, build, gradients_of
-
-
-def ours(problem: Problem, impl: str) -> Results:
-    output, rows = attention(problem.query, problem.key, problem.value, **problem.arguments, return_stats=True, impl=impl)
-    statistics = {name: getattr(rows, name) for name in STATISTICS}
-    return output, statistics, gradients_of(problem, output, rows.lse, rows.entropy)
+from tests.attention_agreement import attemper_gives, compare
+from tests.attention_cases import CASES, IMPLEMENTATIONS, Budget, Case, build
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -21,5 +14,5 @@ def test_agrees_with_the_definition(case: Case, dtype: torch.dtype, impl: str) -
     budget = Budget()
     for seed in case.seeds():
         problem = build(case, dtype, seed)
-        compare(problem, ours(problem, impl), budget)
+        compare(problem, attemper_gives(problem, impl), budget)
     budget.check()

@@ -5,7 +5,7 @@ Everything in them is on the CPU, over all ranks and of all heads; a record is m
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -117,6 +117,7 @@ class Figure(NamedTuple):
         worst: which end is worth a look, "max" or "min"; a layer's scalar is that over its heads.
         scalar: whether trackers for people get it a layer; the others are in the tables alone.
         of: reads it.
+        whole: whether it is a count, int64; the others are float64.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Figure(NamedTuple):
     worst: Literal["max", "min"]
     scalar: bool
     of: Callable[[LayerRecord], Tensor]
+    whole: bool = False
 
 
 FIGURES: tuple[Figure, ...] = (
@@ -146,8 +148,42 @@ FIGURES: tuple[Figure, ...] = (
     Figure(
         "saturated_share", "share of rows with a weight above 0.99", "", "max", True, lambda record: record.stats.saturated_share
     ),
-    Figure("rows", "rows measured", "", "max", False, lambda record: record.stats.rows),
-    Figure("empty_rows", "rows without a visible key", "", "max", False, lambda record: record.stats.empty_rows),
-    Figure("nonfinite_rows", "rows with a NaN or infinite logit", "", "max", False, lambda record: record.stats.nonfinite_rows),
+    Figure("rows", "rows measured", "", "max", False, lambda record: record.stats.rows, whole=True),
+    Figure("empty_rows", "rows without a visible key", "", "max", False, lambda record: record.stats.empty_rows, whole=True),
+    Figure(
+        "nonfinite_rows",
+        "rows with a NaN or infinite logit",
+        "",
+        "max",
+        False,
+        lambda record: record.stats.nonfinite_rows,
+        whole=True,
+    ),
 )
 BY_NAME = {figure.name: figure for figure in FIGURES}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a tracker wrote to files, read back by `read_run`.
+
+    Attributes:
+        info: what was known as the run began.
+        columns: one list each of `COLUMNS`, one entry a head of a layer of a logged step, in order of step, layer and head.
+            A mean over no row is NaN; norms that were not asked for are None.
+        scalars: for every step that is in the answer, in order, what the caller gave to it.
+        alarms: in order of step.
+        attempt: how often training went back to an earlier step, by a checkpoint or by hand. What had been logged from that step
+            on is in the files, and not in this answer.
+    """
+
+    info: RunInfo
+    columns: dict[str, list[Any]]
+    scalars: dict[int, dict[str, float]]
+    alarms: tuple[Alarm, ...]
+    attempt: int = 0
+
+
+KEYS = ("step", "time", "layer", "call", "head")
+NORMS = ("query_norm", "key_norm", "value_norm")
+COLUMNS = (*KEYS, *BY_NAME, *NORMS)

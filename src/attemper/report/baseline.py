@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attemper.errors import LoadError
-from attemper.report.numbers import from_json, to_json
 from attemper.report.records import Finding, Outcome, Severity
+from attemper.stats.numbers import from_json, to_json
 
 SCHEMA = 1
 WORSE = 2.0

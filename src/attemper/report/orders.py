@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from attemper.report.numbers import from_json, to_json
+from attemper.stats.numbers import from_json, to_json
 
 COUNTS = (
     "rows", "operand_overflows", "product_overflows", "product_underflows", "logit_overflows", "broken_rows", "subnormal_weights",

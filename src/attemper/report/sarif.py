@@ -11,9 +11,9 @@ from typing import Any
 from urllib.parse import quote
 
 from attemper.report.names import safe
-from attemper.report.numbers import to_json
 from attemper.report.records import Finding, Outcome, Severity
 from attemper.report.rule import Rule, Rules
+from attemper.stats.numbers import to_json
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}

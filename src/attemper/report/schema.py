@@ -31,10 +31,10 @@ from typing import Any
 import torch
 
 from attemper.errors import ArgumentError
-from attemper.report.numbers import from_json, to_json
 from attemper.report.orders import OrderFigures
 from attemper.report.records import Finding, LayerRow, Outcome, ScaleRange, Severity, WeightRow
 from attemper.stats import HeadStats
+from attemper.stats.numbers import from_json, to_json
 
 SCHEMA = 2
 _SUMMARY = (

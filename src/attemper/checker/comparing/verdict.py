@@ -5,7 +5,7 @@ from typing import Any
 
 from attemper.checker.comparing.records import Outcome
 from attemper.checker.comparing.text import plain_text
-from attemper.report.numbers import to_json
+from attemper.stats.numbers import to_json
 
 SCHEMA = 1
 

@@ -1,11 +1,14 @@
 """Runs to track: records with statistics of attention that was really computed, small and of prime sizes."""
 
+import dataclasses
 import math
+from typing import Any
 
 import torch
 
 import attemper
 from attemper.monitor import Alarm, LayerRecord, RunInfo, StepRecord, WeightNorms
+from attemper.monitor.records import COLUMNS, FIGURES
 from attemper.stats import HeadStats
 
 INFO = RunInfo(model="Decoder", mode="observe", every=1, rows=1, started=1700000000.5, version=attemper.__version__)
@@ -36,3 +39,24 @@ def record_of(step: int, loss: float | None = None) -> StepRecord:
     of_layer = Alarm("ATT503", "error", step, "blocks.1.attn", 1, None, "entropy", 0.25, 0.5, "entropy fell")
     alarms = (alarm, of_layer) if step % 3 == 0 else ()
     return StepRecord(step, 1700000000.25 + step, layers, alarms, {"loss": 3.0 / (1 + step) if loss is None else loss})
+
+
+def expected(records: list[StepRecord]) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    for record in records:
+        for layer in record.layers:
+            for head in range(layer.stats.heads):
+                for figure in FIGURES:
+                    columns[figure.name].append(figure.of(layer)[head].item())
+                norms = dataclasses.astuple(layer.norms) if layer.norms else (None, None, None)
+                row = (record.step, record.time, layer.layer, layer.call, head)
+                for name, value in zip(("step", "time", "layer", "call", "head"), row, strict=True):
+                    columns[name].append(value)
+                for name, value in zip(("query_norm", "key_norm", "value_norm"), norms, strict=True):
+                    columns[name].append(value)
+    return columns
+
+
+def same(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> bool:
+    """Whether they are equal to the bit and the type, a NaN beside a NaN."""
+    return repr({name: first[name] for name in COLUMNS}) == repr(second)

@@ -11,11 +11,10 @@ import pytest
 
 from attemper.errors import ArgumentError, LoadError
 from attemper.monitor import StepRecord
-from attemper.monitor.records import COLUMNS, FIGURES
 from attemper.monitor.runs import read_run
 from attemper.monitor.trackers.json_lines import JSONLines
 from attemper.monitor.trackers.parquet import Parquet
-from tests.monitored import INFO, record_of
+from tests.monitored import INFO, expected, record_of, same
 
 BOTH = pytest.mark.parametrize("tracker", [JSONLines, Parquet])
 Make = Callable[..., Any]
@@ -27,27 +26,6 @@ def write(tracker: Make, path: Path, records: list[StepRecord], **options: Any) 
     for record in records:
         written.log(record)
     written.close()
-
-
-def expected(records: list[StepRecord]) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    for record in records:
-        for layer in record.layers:
-            for head in range(layer.stats.heads):
-                for figure in FIGURES:
-                    columns[figure.name].append(figure.of(layer)[head].item())
-                norms = dataclasses.astuple(layer.norms) if layer.norms else (None, None, None)
-                row = (record.step, record.time, layer.layer, layer.call, head)
-                for name, value in zip(("step", "time", "layer", "call", "head"), row, strict=True):
-                    columns[name].append(value)
-                for name, value in zip(("query_norm", "key_norm", "value_norm"), norms, strict=True):
-                    columns[name].append(value)
-    return columns
-
-
-def same(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> bool:
-    """Whether they are equal to the bit and the type, a NaN beside a NaN."""
-    return repr({name: first[name] for name in COLUMNS}) == repr(second)
 
 
 @BOTH

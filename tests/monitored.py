@@ -16,8 +16,9 @@ LAYERS = ("", "blocks.0.attn", "blocks.1.attn")
 HEADS = {"": 3, "blocks.0.attn": 5, "blocks.1.attn": 5}
 
 
-def stats_of(heads: int, step: int, empty: bool = False) -> HeadStats:
-    generator = torch.Generator().manual_seed(1000 * heads + step)
+def stats_of(name: str, step: int, empty: bool = False) -> HeadStats:
+    heads = HEADS[name]
+    generator = torch.Generator().manual_seed(1000 * LAYERS.index(name) + step)
     query, key, value = (torch.randn(2, heads, 7, 11, generator=generator) * (1 + step) for _ in range(3))
     _, rows = attemper.attention(query, key, value, is_causal=True, return_stats=True)
     real = torch.zeros(2, 7, dtype=torch.bool) if empty else None
@@ -25,7 +26,7 @@ def stats_of(heads: int, step: int, empty: bool = False) -> HeadStats:
 
 
 def layer_of(name: str, step: int, call: int = 0, empty: bool = False) -> LayerRecord:
-    stats = stats_of(HEADS[name], step, empty)
+    stats = stats_of(name, step, empty)
     norms = WeightNorms(1.5 + step, 2.5, 3.5) if name else None
     return LayerRecord(name, call, stats, stats.product_absmax / math.sqrt(11), norms)
 
@@ -33,9 +34,7 @@ def layer_of(name: str, step: int, call: int = 0, empty: bool = False) -> LayerR
 def record_of(step: int, loss: float | None = None) -> StepRecord:
     """A step of a model with attention of its own, two layers, and one of them called twice; NaN where a layer saw no row."""
     layers = (*(layer_of(name, step) for name in LAYERS), layer_of("blocks.1.attn", step, call=1, empty=step % 2 == 1))
-    alarm = Alarm(
-        "ATT501", "warning", step, "blocks.0.attn", 0, 4, "max_logit", math.inf, 100.0, f"step {step}: a logit is large"
-    )
+    alarm = Alarm("ATT501", "warning", step, "blocks.0.attn", 0, 4, "max_logit", math.inf, 100.0, "a logit is large")
     of_layer = Alarm("ATT503", "error", step, "blocks.1.attn", 1, None, "entropy", 0.25, 0.5, "entropy fell")
     alarms = (alarm, of_layer) if step % 3 == 0 else ()
     return StepRecord(step, 1700000000.25 + step, layers, alarms, {"loss": 3.0 / (1 + step) if loss is None else loss})

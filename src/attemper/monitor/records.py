@@ -3,10 +3,12 @@
 Everything in them is on the CPU, over all ranks and of all heads; a record is made once, in `Watch.step`, and never changed.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from attemper.stats import HeadStats
@@ -89,6 +91,30 @@ class StepRecord:
     layers: tuple[LayerRecord, ...]
     alarms: tuple[Alarm, ...] = ()
     scalars: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """One line: what the caller gave, the largest logit and the smallest entropy with their heads, and the alarms."""
+        parts = [f"step {self.step}", *(f"{shown(name)} {value:.6g}" for name, value in self.scalars.items())]
+        for name in ("max_logit", "normalized_entropy"):
+            if self.layers:
+                values = torch.cat([layer.figure(name) for layer in self.layers])
+                largest = BY_NAME[name].worst == "max"
+                values = values.nan_to_num(-math.inf if largest else math.inf)
+                at = int(values.argmax() if largest else values.argmin())
+                parts.append(f"{'largest' if largest else 'smallest'} {name} {float(values[at]):.4g} ({self._place(at)})")
+        return ", ".join([*parts, *(f"{alarm.code} at {shown(alarm.layer) or 'model'}" for alarm in self.alarms)])
+
+    def _place(self, at: int) -> str:
+        for layer in self.layers:
+            if at < layer.stats.heads:
+                return f"{shown(layer.name) or 'model'}, head {at}"
+            at -= layer.stats.heads
+        raise IndexError(at)
+
+
+def shown(text: str) -> str:
+    """A name or message as a terminal may have it: control characters written out."""
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """What a tracker is."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from attemper.monitor.records import RunInfo, StepRecord
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """Takes the records of one run, on rank 0 alone."""
 

@@ -1,0 +1,81 @@
+"""A run as MLflow shows it."""
+
+from typing import TYPE_CHECKING
+
+from attemper.errors import MissingExtraError
+from attemper.monitor.records import RunInfo, StepRecord
+from attemper.monitor.trackers.rows import fields_of
+from attemper.monitor.trackers.summary import Summary, text_of
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_BATCH = 1000  # metrics that MLflow takes at once
+_ALARMS = "attemper/alarms.txt"
+
+
+class MLflow:
+    """Logs to a run of MLflow: the one given, else the one that is going on in this process, else one of its own.
+
+    Numbers are metrics; alarms are lines of the artifact attemper/alarms.txt; what is known of the run are tags.
+
+    Args:
+        uri: of the tracking server or store; None for MLflow's own choice (MLFLOW_TRACKING_URI).
+        run_id: of a run that is there; left open at the end.
+        experiment: for a run of its own. name: of that run.
+        most: scalars of one step; see `Summary`.
+
+    Raises:
+        MissingExtraError: by `begin`, without mlflow or mlflow-skinny.
+    """
+
+    def __init__(
+        self,
+        uri: str | None = None,
+        *,
+        run_id: str | None = None,
+        experiment: str = "attemper",
+        name: str | None = None,
+        most: int = 500,
+    ) -> None:
+        self.uri, self.run_id, self.experiment, self.name = uri, run_id, experiment, name
+        self._summary = Summary(most, "MLflow")
+        self._client: MlflowClient | None = None
+        self._own = False
+        self._alarms: list[str] = []
+
+    def begin(self, run: RunInfo) -> None:
+        """Find the run, or start one."""
+        try:
+            import mlflow
+        except ImportError as error:
+            raise MissingExtraError("mlflow-skinny", "mlflow", "log to MLflow") from error
+        self._client = mlflow.MlflowClient(self.uri)
+        if self.run_id is None and self.uri is None and (active := mlflow.active_run()) is not None:
+            self.run_id = active.info.run_id
+        if self.run_id is None:
+            experiment = self._client.get_experiment_by_name(self.experiment)
+            number = experiment.experiment_id if experiment else self._client.create_experiment(self.experiment)
+            self.run_id = self._client.create_run(number, run_name=self.name).info.run_id
+            self._own = True
+        for name, value in fields_of(run).items():
+            self._client.set_tag(self.run_id, f"attemper.{name}", value)
+
+    def log(self, record: StepRecord) -> None:
+        """Log the scalars of the step, and write the alarms."""
+        from mlflow.entities import Metric
+
+        if self._client is None or self.run_id is None:
+            raise RuntimeError("begin was not called")
+        time = round(record.time * 1000)
+        metrics = [Metric(tag, value, time, record.step) for tag, value in self._summary.scalars(record).items()]
+        for start in range(0, len(metrics), _BATCH):
+            self._client.log_batch(self.run_id, metrics[start : start + _BATCH], synchronous=True)
+        if record.alarms:
+            self._alarms += [text_of(alarm) + "\n" for alarm in record.alarms]
+            self._client.log_text(self.run_id, "".join(self._alarms), _ALARMS)
+
+    def close(self) -> None:
+        """End the run, if it was started here."""
+        if self._client is not None and self.run_id is not None and self._own:
+            self._client.set_terminated(self.run_id)

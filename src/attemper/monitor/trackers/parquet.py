@@ -169,7 +169,7 @@ def read(folder: Path, after: int | None = None) -> Run:
                 columns[figure.name] = [float("nan") if value is None else value for value in columns[figure.name]]
         scalars = {row["step"]: dict(row["scalars"]) for row in steps}
         alarms = tuple(alarm_from(alarm) for row in steps for alarm in row["alarms"])
-    except (KeyError, TypeError, ValueError, OSError) as error:
+    except (KeyError, TypeError, ValueError, OSError, arrow.ArrowException) as error:
         raise LoadError(f"{folder}: a file has a fault ({error}); expected {_EXPECTED}") from error
     return Run(info, columns, scalars, alarms, attempt)
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from importlib.metadata import EntryPoint, entry_points
+from importlib import metadata
 
 from attemper.errors import ArgumentError
 from attemper.monitor.records import RunInfo, StepRecord
@@ -62,7 +62,7 @@ def _guarded(given: object) -> Guarded:
 
 def _named(text: str) -> Tracker:
     name, _, where = text.partition(":")
-    known: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=GROUP)}
+    known = {point.name: point for point in metadata.entry_points(group=GROUP)}
     if name not in known:
         raise ArgumentError(
             "trackers", repr(text), f"one of {', '.join(sorted(known))}, with :WHERE behind it where it writes to a place"

@@ -4,58 +4,22 @@ They can be set in the configuration. Numbers that are facts stay out of it: the
 that "saturated" means (see the statistics).
 """
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass
 
-from attemper.errors import ArgumentError
-
-_OURS = "ours"
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """What a threshold says.
-
-    Attributes:
-        words: one sentence; unit: of the number; codes: the rules that use it; source: where the default comes from.
-        low, high: what may be set, both included.
-    """
-
-    words: str
-    unit: str
-    codes: tuple[str, ...]
-    source: str
-    low: float = 0.0
-    high: float = math.inf
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """One threshold, described: its name as configurations write it, its default, its meaning."""
-
-    name: str
-    default: float
-    meaning: Meaning
-
-
-def _threshold(default: float, meaning: Meaning) -> Any:
-    return field(default=default, metadata={"meaning": meaning})
-
+from attemper.thresholds import OURS, Described, Meaning, Threshold, threshold
 
 _SHARE = "share of the rows with two visible keys or more"
 
 
 @dataclass(frozen=True)
-class Thresholds:
+class Thresholds(Described):
     """The thresholds of one check; `THRESHOLDS` says what each means.
 
     Raises:
         ArgumentError: one of them is not a number in its range.
     """
 
-    scale_exact: float = _threshold(
+    scale_exact: float = threshold(
         1e-5,
         Meaning(
             "How far a scale that was read off exactly may lie from the rule's.",
@@ -65,7 +29,7 @@ class Thresholds:
             high=0.1,
         ),
     )
-    scale_measured: float = _threshold(
+    scale_measured: float = threshold(
         0.01,
         Meaning(
             "How far a scale may lie from the rule's where a factor on q or k was measured; up to here a deviation is rounding.",
@@ -75,7 +39,7 @@ class Thresholds:
             high=0.1,
         ),
     )
-    large_logit: float = _threshold(
+    large_logit: float = threshold(
         100.0,
         Meaning(
             "The logit above which a head is reported.",
@@ -84,67 +48,67 @@ class Thresholds:
             "QK-clip threshold of Kimi K2, arXiv 2507.20534",
         ),
     )
-    offset_share: float = _threshold(
+    offset_share: float = threshold(
         0.5,
         Meaning(
             "A large logit is mostly an offset if no more than this share of it stands above the mean of its row.",
             "share of the logit",
             ("ATT202",),
-            _OURS,
+            OURS,
             high=1.0,
         ),
     )
-    sixteen_bit_error: float = _threshold(
+    sixteen_bit_error: float = threshold(
         0.1,
         Meaning(
             "How much of a row's weight 16-bit logits may put elsewhere before it is reported.",
             "total variation against float64, 0 to 1",
             ("ATT205",),
-            _OURS + ": logits that are steps of 0.5 apart give up to 0.12",
+            OURS + ": logits that are steps of 0.5 apart give up to 0.12",
             high=1.0,
         ),
     )
-    eight_bit_error: float = _threshold(
+    eight_bit_error: float = threshold(
         0.25,
         Meaning(
             "How much of a row's weight float8, each tensor scaled to its range, may put elsewhere before it is reported.",
             "total variation against float64, 0 to 1",
             ("ATT206",),
-            _OURS + ": all heads of all-MiniLM-L6-v2, whose logits reach 76, stay below 0.12",
+            OURS + ": all heads of all-MiniLM-L6-v2, whose logits reach 76, stay below 0.12",
             high=1.0,
         ),
     )
-    fewest_rows: float = _threshold(
+    fewest_rows: float = threshold(
         8,
         Meaning(
             "Heads with fewer rows than this are not judged by shares of rows.",
             "rows",
             ("ATT301", "ATT302", "ATT303", "ATT304", "ATT305"),
-            _OURS + ": fewer say nothing about a share",
+            OURS + ": fewer say nothing about a share",
             low=1,
         ),
     )
-    saturated_share: float = _threshold(
+    saturated_share: float = threshold(
         0.5,
         Meaning(
             "The share of saturated rows above which a head is saturated.",
             _SHARE,
             ("ATT301",),
-            _OURS + ": above a half, the head's median row has gain 1 - sum p^2 < 1 - 0.99^2 < 0.02",
+            OURS + ": above a half, the head's median row has gain 1 - sum p^2 < 1 - 0.99^2 < 0.02",
             high=1.0,
         ),
     )
-    at_rest_rows: float = _threshold(
+    at_rest_rows: float = threshold(
         0.9,
         Meaning(
             "A saturated or dead head is at rest, and no finding, if this share of its rows or more choose the first token.",
             _SHARE,
             ("ATT301", "ATT304"),
-            _OURS,
+            OURS,
             high=1.0,
         ),
     )
-    sink_weight: float = _threshold(
+    sink_weight: float = threshold(
         0.3,
         Meaning(
             "The mean weight above which one key is a sink.",
@@ -154,41 +118,41 @@ class Thresholds:
             high=1.0,
         ),
     )
-    sink_rows: float = _threshold(
+    sink_rows: float = threshold(
         0.5,
         Meaning(
             "The share of rows above which they agree on one strongest key.",
             _SHARE,
             ("ATT302",),
-            _OURS,
+            OURS,
             high=1.0,
         ),
     )
-    uniform_entropy: float = _threshold(
+    uniform_entropy: float = threshold(
         0.99,
         Meaning(
             "The mean normalized entropy above which a head is uniform.",
             "entropy / ln(number of visible keys), 0 to 1",
             ("ATT303",),
-            _OURS + ": logits that differ by a standard deviation of s lack s^2 / (2 ln n), so over 512 keys s is below 0.36",
+            OURS + ": logits that differ by a standard deviation of s lack s^2 / (2 ln n), so over 512 keys s is below 0.36",
             high=1.0,
         ),
     )
-    dead_gain: float = _threshold(
+    dead_gain: float = threshold(
         1e-3,
         Meaning(
             "The gain 1 - sum p^2 below which a row is dead.",
             "gain, 0 to 1",
             ("ATT304",),
-            _OURS + ": the rounding of the weights in bfloat16, 2^-9, is larger",
+            OURS + ": the rounding of the weights in bfloat16, 2^-9, is larger",
             high=1.0,
         ),
     )
-    dead_rows: float = _threshold(
+    dead_rows: float = threshold(
         0.99,
-        Meaning("The share of dead rows from which a head is dead.", _SHARE, ("ATT304",), _OURS + ": nearly all rows", high=1.0),
+        Meaning("The share of dead rows from which a head is dead.", _SHARE, ("ATT304",), OURS + ": nearly all rows", high=1.0),
     )
-    previous_rows: float = _threshold(
+    previous_rows: float = threshold(
         0.9,
         Meaning(
             "The share of rows from which a head whose strongest key is the position before is a previous-token head.",
@@ -198,7 +162,7 @@ class Thresholds:
             high=1.0,
         ),
     )
-    logit_bound: float = _threshold(
+    logit_bound: float = threshold(
         1e4,
         Meaning(
             "The bound on a logit, from the weights alone, above which a head is reported.",
@@ -207,75 +171,30 @@ class Thresholds:
             "training diverged once the largest logits passed 1e4: arXiv 2309.14322",
         ),
     )
-    norm_ratio: float = _threshold(
+    norm_ratio: float = threshold(
         10.0,
         Meaning(
             "How many times the spectral norm of W_v the geometric mean of those of W_q and W_k may be.",
             "ratio",
             ("ATT307",),
-            _OURS + ": they start equal, and the logits grow with their square",
+            OURS + ": they start equal, and the logits grow with their square",
         ),
     )
-    leak_roundings: float = _threshold(
+    leak_roundings: float = threshold(
         1.0,
         Meaning(
             "How far an output may move when it should not, as a multiple of sqrt(epsilon) of the largest output.",
             "sqrt(epsilon) of the output's dtype x largest output",
             ("ATT402", "ATT403", "ATT405", "ATT406"),
-            _OURS + ": rounding alone moves outputs by less",
+            OURS + ": rounding alone moves outputs by less",
         ),
     )
 
-    def __post_init__(self) -> None:
-        for each in THRESHOLDS:
-            value = getattr(self, each.name.replace("-", "_"))
-            meaning = each.meaning
-            if type(value) not in (int, float) or not meaning.low <= value <= meaning.high or math.isinf(value):
-                raise ArgumentError(f"thresholds.{each.name}", repr(value), _range(meaning))
 
-    @classmethod
-    def of(cls, given: "Mapping[str, float] | Thresholds | None") -> Self:
-        """The defaults, with those that are given by name (hyphens or underscores).
-
-        Raises:
-            ArgumentError: no threshold has the name, or the number is out of its range.
-        """
-        if given is None:
-            return cls()
-        if isinstance(given, cls):
-            return given
-        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-            raise ArgumentError("thresholds", repr(given), "numbers by the names of thresholds")
-        known = {each.name.replace("-", "_") for each in THRESHOLDS}
-        changes = {}
-        for name, value in given.items():
-            plain = name.replace("-", "_")
-            if plain not in known:
-                raise ArgumentError("thresholds", repr(name), f"one of {', '.join(each.name for each in THRESHOLDS)}")
-            changes[plain] = value
-        return replace(cls(), **changes)
-
-    def by_name(self) -> dict[str, float]:
-        """The numbers by the names that configurations use."""
-        return {each.name: getattr(self, each.name.replace("-", "_")) for each in THRESHOLDS}
-
-
-THRESHOLDS: tuple[Threshold, ...] = tuple(
-    Threshold(each.name.replace("_", "-"), each.default, each.metadata["meaning"])
-    for each in fields(Thresholds)
-    if isinstance(each.default, (int, float))
-)
-
-
+THRESHOLDS: tuple[Threshold, ...] = Thresholds.described()
 DEFAULTS = Thresholds()
 
 
 def used_by(code: str) -> tuple[Threshold, ...]:
     """The thresholds that decide findings of one code."""
     return tuple(each for each in THRESHOLDS if code in each.meaning.codes)
-
-
-def _range(meaning: Meaning) -> str:
-    return (
-        f"a number from {meaning.low:g} to {meaning.high:g}" if meaning.high < math.inf else f"a number, {meaning.low:g} or more"
-    )

@@ -12,8 +12,10 @@ from types import ModuleType
 from sphinx.application import Sphinx
 
 import attemper
-from attemper.checker.codes import RULES, Rule
+from attemper.checker.codes import BY_CODE, RULES, Rule
+from attemper.checker.rules import TRAINING
 from attemper.checker.thresholds import THRESHOLDS, Threshold, used_by
+from attemper.monitor.alarms.thresholds import ALARM_THRESHOLDS
 from attemper.report.text import plain_text
 from attemper.scales.table import USES
 from attemper.weights.families import FAMILIES as WEIGHT_FAMILIES
@@ -46,6 +48,10 @@ FAMILIES = {
     "5": "Training dynamics",
 }
 
+WATCHED = (
+    "**Found by.** [`attemper.watch`](../alarms.md), over the steps of a training run; `attemper check` does not look for it."
+)
+
 
 def rule_page(rule: Rule) -> str:
     """One rule as a page."""
@@ -61,7 +67,7 @@ def rule_page(rule: Rule) -> str:
     parts.append(f"**Threshold and source.** {rule.source}")
     if thresholds := used_by(rule.code):
         parts += ["**Thresholds that can be set**", thresholds_table(thresholds)]
-    return "\n\n".join([*parts, *example(rule)]) + "\n"
+    return "\n\n".join([*parts, *(example(rule) if rule.example else [WATCHED])]) + "\n"
 
 
 def example(rule: Rule) -> list[str]:
@@ -100,20 +106,29 @@ def rules_index() -> str:
     """The table of all rules, by family."""
     parts = ["# Rules\n\n`attemper rule CODE` prints the same text. A code never changes its meaning.\n"]
     for digit, title in FAMILIES.items():
-        rules = [rule for rule in RULES if rule.code[3] == digit]
+        rules = [rule for rule in BY_CODE.values() if rule.code[3] == digit]
         if rules:
             rows = "\n".join(
                 f"| [{rule.code}]({rule.code}.md) | {rule.name} | {rule.severity} | {rule.summary} |" for rule in rules
             )
             parts.append(f"## {title}\n\n| code | name | severity | what is found |\n|---|---|---|---|\n{rows}\n")
-    toctree = "\n".join(rule.code for rule in RULES)
+    toctree = "\n".join(BY_CODE)
     parts.append(f"```{{toctree}}\n:hidden:\n\n{toctree}\n```\n")
     return "\n".join(parts)
 
 
+def alarm_rules() -> str:
+    """The table of the alarms of a training run."""
+    rows = [
+        f"| [{rule.code}](rules/{rule.code}.md) | {rule.name} | {rule.severity} | {rule.summary} | {rule.source} |"
+        for rule in TRAINING
+    ]
+    return "| code | name | severity | what is found | source |\n|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
 def write_rules(folder: Path) -> None:
     """Write the pages that changed and remove those whose rule is gone."""
-    pages = {"index.md": rules_index()} | {f"{rule.code}.md": rule_page(rule) for rule in RULES}
+    pages = {"index.md": rules_index()} | {f"{rule.code}.md": rule_page(rule) for rule in BY_CODE.values()}
     for path in folder.glob("*.md"):
         if path.name not in pages:
             path.unlink()
@@ -149,12 +164,14 @@ def write(path: Path, text: str) -> None:
         path.write_text(text, "utf-8")
 
 
-unplaced = [rule.code for rule in RULES if rule.code[3] not in FAMILIES]
+unplaced = [code for code in BY_CODE if code[3] not in FAMILIES]
 if unplaced:
     raise RuntimeError(f"no family in docs/conf.py for {unplaced}")
 write_rules(HERE / "rules")
 write(HERE / "generated" / "scale_rules.md", scale_rules())
 write(HERE / "generated" / "thresholds.md", thresholds_table(THRESHOLDS))
+write(HERE / "generated" / "alarm_thresholds.md", thresholds_table(ALARM_THRESHOLDS))
+write(HERE / "generated" / "alarms.md", alarm_rules())
 write(HERE / "generated" / "weight_families.md", weight_families())
 
 

@@ -5,13 +5,14 @@ import re
 import pytest
 
 from attemper.checker.codes import BY_CODE, RULES, is_selected, prefixes, rule
+from attemper.checker.rules import TRAINING
 from attemper.errors import ArgumentError
 
 
 def test_every_rule_says_everything_and_none_says_it_twice() -> None:
-    assert len(BY_CODE) == len(RULES) == len({each.name for each in RULES})
+    assert len(BY_CODE) == len(RULES) + len(TRAINING) == len({each.name for each in BY_CODE.values()})
     assert list(BY_CODE) == sorted(BY_CODE)
-    for each in RULES:
+    for each in BY_CODE.values():
         assert re.fullmatch(r"ATT[1-5]\d\d", each.code)
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", each.name)
         for text in (each.summary, each.why, each.remedy):
@@ -48,6 +49,16 @@ def test_prefixes(given: str | list[str] | None, wanted: tuple[str, ...]) -> Non
 def test_a_prefix_that_fits_nothing(given: str) -> None:
     with pytest.raises(ArgumentError, match=f"ignore: got {given.rpartition(',')[2]!r}; expected a code or the beginning of one"):
         prefixes("ignore", given)
+
+
+@pytest.mark.parametrize("given", ["ATT5", "att501", "ATT1,ATT50"])
+def test_alarms_are_no_findings_of_check(given: str) -> None:
+    last = given.upper().rpartition(",")[2]
+    with pytest.raises(
+        ArgumentError, match=f"select: got '{last}'; .*ATT406. ATT5xx are alarms over a training run: attemper.watch"
+    ):
+        prefixes("select", given)
+    assert prefixes("select", "ATT") == ("ATT",)
 
 
 @pytest.mark.parametrize(

@@ -251,6 +251,14 @@ class TestOtherCommands:
         assert all(rule.code in out for rule in RULES)
         assert all(line.startswith(("ATT", " " * 17)) for line in out.splitlines())
 
+    def test_a_rule_over_time(self, capsys: Capture) -> None:
+        code, out, _ = run(capsys, "rule", "ATT504")
+        assert code == 0
+        assert out.startswith("ATT504 logits-growing (warning)\n")
+        assert "Found by: attemper.watch" in out
+        assert "Threshold growth-floor = 30" in out
+        assert "ATT508" in run(capsys, "rule")[1]
+
     def test_help_is_not_cut(self, capsys: Capture) -> None:
         assert "..." not in run(capsys, "--help")[1].partition("Commands:")[2]
 

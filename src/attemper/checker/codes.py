@@ -1,15 +1,17 @@
 """The stable codes: the rule of each, and which of them are wanted.
 
+Some are of check (`RULES`), the others are alarms of a training run (`TRAINING`): both are explained, the first can be selected.
+
 A code never changes its meaning; a rule that goes away leaves its number unused.
 """
 
 from collections.abc import Iterable
 
-from attemper.checker.rules import RULES
+from attemper.checker.rules import RULES, TRAINING
 from attemper.errors import ArgumentError
 from attemper.report import Rule
 
-BY_CODE: dict[str, Rule] = {rule.code: rule for rule in RULES}
+BY_CODE: dict[str, Rule] = {rule.code: rule for rule in (*RULES, *TRAINING)}
 
 
 def rule(code: str) -> Rule:
@@ -28,7 +30,7 @@ def prefixes(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...
     """Codes and prefixes from a list or a comma-separated string, in capitals.
 
     Raises:
-        ArgumentError: one of them fits no rule; the message lists the codes.
+        ArgumentError: one of them fits no rule of check; the message lists the codes.
     """
     if given is None:
         return ()
@@ -37,8 +39,15 @@ def prefixes(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...
         raise ArgumentError(argument, repr(given), "codes or beginnings of codes, in a list or with commas")
     wanted = tuple(piece.strip().upper() for part in parts for piece in part.split(",") if piece.strip())
     for prefix in wanted:
-        if not any(code.startswith(prefix) for code in BY_CODE):
-            raise ArgumentError(argument, repr(prefix), f"a code or the beginning of one: {', '.join(BY_CODE)}")
+        if any(rule.code.startswith(prefix) for rule in RULES):
+            continue
+        codes = ", ".join(rule.code for rule in RULES)
+        if any(rule.code.startswith(prefix) for rule in TRAINING):
+            alarms = (
+                f"a code of check: {codes}. ATT5xx are alarms over a training run: attemper.watch gives them, check never does"
+            )
+            raise ArgumentError(argument, repr(prefix), alarms)
+        raise ArgumentError(argument, repr(prefix), f"a code or the beginning of one: {codes}")
     return wanted
 
 

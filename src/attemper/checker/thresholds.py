@@ -6,6 +6,7 @@ that "saturated" means (see the statistics).
 
 from dataclasses import dataclass
 
+from attemper.monitor.alarms.thresholds import ALARM_THRESHOLDS
 from attemper.thresholds import OURS, Described, Meaning, Threshold, threshold
 
 _SHARE = "share of the rows with two visible keys or more"
@@ -196,5 +197,5 @@ DEFAULTS = Thresholds()
 
 
 def used_by(code: str) -> tuple[Threshold, ...]:
-    """The thresholds that decide findings of one code."""
-    return tuple(each for each in THRESHOLDS if code in each.meaning.codes)
+    """The thresholds that decide findings, or alarms, of one code."""
+    return tuple(each for each in (*THRESHOLDS, *ALARM_THRESHOLDS) if code in each.meaning.codes)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from attemper.checker import RULES, rule
+from attemper.checker import BY_CODE, rule
 from attemper.checker.thresholds import used_by
 from attemper.cli.output import say
 from attemper.report import Rule
@@ -13,7 +13,7 @@ from attemper.report import Rule
 def command(code: Annotated[str, typer.Argument(help="A code such as ATT101; all of them if none is given.")] = "") -> None:
     """Explain a code: what is found, why it matters, an example, what to do, when to ignore it, its thresholds."""
     if not code:
-        say([f"{each.code}  {each.severity!s:<7}  {each.name}: {each.summary}" for each in RULES], hang=17)
+        say([f"{each.code}  {each.severity!s:<7}  {each.name}: {each.summary}" for each in BY_CODE.values()], hang=17)
         return
     say(described(rule(code)))
 
@@ -28,6 +28,8 @@ def described(found: Rule) -> list[str]:
     paragraphs.append(f"What to do: {found.remedy}")
     if found.ignore_when:
         paragraphs.append(f"When to ignore: {found.ignore_when}")
+    if not found.example:
+        paragraphs.append("Found by: attemper.watch, over the steps of a training run; attemper check does not look for it.")
     for each in used_by(found.code):
         meaning = each.meaning
         paragraphs.append(f"Threshold {each.name} = {each.default:g} ({meaning.unit}): {meaning.words} Source: {meaning.source}.")

@@ -4,8 +4,9 @@ from attemper.checker.rules.health import HEALTH
 from attemper.checker.rules.masks import MASKS
 from attemper.checker.rules.numeric_range import RANGE
 from attemper.checker.rules.scale import SCALE
+from attemper.checker.rules.training import TRAINING
 from attemper.report import Rule
 
-RULES: tuple[Rule, ...] = (*SCALE, *RANGE, *HEALTH, *MASKS)
+RULES: tuple[Rule, ...] = (*SCALE, *RANGE, *HEALTH, *MASKS)  # what check looks for
 
-__all__ = ["HEALTH", "MASKS", "RANGE", "RULES", "SCALE"]
+__all__ = ["HEALTH", "MASKS", "RANGE", "RULES", "SCALE", "TRAINING"]

@@ -1,0 +1,107 @@
+"""What a rule over time is: it remembers something of each layer, looks at the layer's next record, and says what it found.
+
+What it must hold: a state is plain tensors, so that a checkpoint can hold it and a restarted run does not say everything again;
+no rule speaks at every step, however long what it found goes on.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from attemper.monitor.alarms.thresholds import AlarmThresholds
+from attemper.monitor.records import Alarm, LayerRecord
+
+State = dict[str, Tensor]
+Place = tuple[str, int]
+
+RECEDED = 0.5  # below this share of its threshold, a measure has receded clearly: what fired may fire again
+AGAIN = 10.0  # grown so many times since it fired, it fires again
+
+
+class LayerRule(ABC):
+    """One rule, with a state for each layer and call.
+
+    Attributes:
+        name: under which a checkpoint keeps its states. codes: that it can give.
+        states: by (layer, call).
+    """
+
+    name: str
+    codes: tuple[str, ...]
+
+    def __init__(self, limits: AlarmThresholds) -> None:
+        self.limits = limits
+        self.states: dict[Place, State] = {}
+
+    def look(self, layer: LayerRecord, step: int) -> list[Alarm]:
+        """The alarms of one layer at one logged step."""
+        place = (layer.layer, layer.call)
+        state = self.states.get(place)
+        if state is None or not self.fits(layer, state):
+            state = self.states[place] = self.start(layer, step)
+        return self.judge(layer, step, state)
+
+    def fits(self, layer: LayerRecord, state: State) -> bool:
+        """Whether a state is about as many heads as the layer has: a model may have changed."""
+        heads = state.get("fired")
+        return heads is None or heads.shape[-1] in (1, layer.stats.heads)
+
+    @abstractmethod
+    def start(self, layer: LayerRecord, step: int) -> State:
+        """What is remembered of a layer before its first record is judged."""
+
+    @abstractmethod
+    def judge(self, layer: LayerRecord, step: int, state: State) -> list[Alarm]:
+        """The alarms of one layer at one logged step; the state is changed in place."""
+
+
+def armed(count: int) -> Tensor:
+    """float64 [count]: what has never fired, as `crossings` wants it."""
+    return torch.zeros(count, dtype=torch.float64)
+
+
+def crossings(value: Tensor, threshold: float, fired: Tensor) -> Tensor:
+    """Which measures fire now, bool [count]; larger is worse.
+
+    Args:
+        value: [count], what was measured. threshold: above which it fires.
+        fired: float64 [count], at which value each fired, 0 where it may fire; changed in place.
+    """
+    fired[value < threshold * RECEDED] = 0.0
+    fires = (value > threshold) & ((fired == 0.0) | ((value >= AGAIN * fired) & fired.isfinite()))
+    fired[fires] = value[fires]
+    return fires
+
+
+def place_of(layer: LayerRecord) -> str:
+    """The layer as a message names it."""
+    return layer.name or "the model"
+
+
+def heads_of(worst: int, fires: Tensor) -> str:
+    """The worst head, and how many others fired with it."""
+    others = int(fires.sum()) - 1
+    return f"head {worst}" + (f" (and {others} more)" if others > 0 else "")
+
+
+def alarm(
+    code: str,
+    severity: str,
+    step: int,
+    layer: LayerRecord,
+    *,
+    head: int | None,
+    figure: str,
+    value: float,
+    threshold: float,
+    words: str,
+    advice: str,
+) -> Alarm:
+    """The record of an alarm; its message is one line: where, what, what it leads to and what to do, where more is said.
+
+    Args:
+        words: what was measured and since when, a clause. advice: what it leads to and what to do, sentences.
+    """
+    message = f"{place_of(layer)}: {words}. {advice} More: attemper rule {code}"
+    return Alarm(code, severity, step, layer.layer, layer.call, head, figure, value, threshold, message)  # pyrefly: ignore

@@ -171,12 +171,17 @@ def value_weight(module: nn.Module, projections: Projections) -> tuple[str, Tens
     None where it is not known.
     """
     query, key = projections.query, projections.key
-    fused = key is not None and query.dim is not None and query.parameters[0] == key.parameters[0]
-    if fused and key is not None:
-        weight = module.get_parameter(query.parameters[0])
-        others = torch.ones(weight.shape[query.dim or 0], dtype=torch.bool)
-        others[torch.cat([query.features.flatten(), key.features.flatten()])] = False
-        return query.parameters[0], torch.nonzero(others).flatten()
+    if key is not None and query.dim is not None and key.dim is not None:
+        # Fused with q and k, or, as in MLA and in GPT-2's cross attention, with k alone: what is left of the outputs.
+        name = key.parameters[0]
+        others = torch.ones(module.get_parameter(name).shape[key.dim], dtype=torch.bool)
+        for heads in (query, key):
+            if heads.parameters[0] == name:
+                others[heads.features.flatten()] = False
+        if bool(others.any()):
+            return name, torch.nonzero(others).flatten()
+    if getattr(module, "v_proj_weight", None) is not None:  # torch's, with kdim or vdim
+        return "v_proj_weight", None
     children = {child for child, one in module.named_children() if is_linear(one)}
     for family in FAMILIES:
         if family.split is None and {family.query, family.value} <= children:

@@ -8,7 +8,7 @@ _REMEDY = "attemper.QKClip after each optimizer step, a lower learning rate (for
 TRAINING: tuple[Rule, ...] = (
     Rule(
         code="ATT501",
-        name="logit-above-100",
+        name="logit-above-100-in-training",
         severity=Severity.WARNING,
         summary="The largest |scale·q·k| of a head has passed 100 in training.",
         why=(
@@ -23,7 +23,7 @@ TRAINING: tuple[Rule, ...] = (
     ),
     Rule(
         code="ATT502",
-        name="logit-above-1e3",
+        name="logit-above-1e3-in-training",
         severity=Severity.ERROR,
         summary="The largest |scale·q·k| of a head has passed 1000 in training.",
         why=(
@@ -37,7 +37,7 @@ TRAINING: tuple[Rule, ...] = (
     ),
     Rule(
         code="ATT503",
-        name="logit-above-1e4",
+        name="logit-above-1e4-in-training",
         severity=Severity.ERROR,
         summary="The largest |scale·q·k| of a head has passed 10000 in training.",
         why="No run that passed it came back, in a study of many sizes and learning rates.",

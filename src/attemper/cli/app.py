@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from attemper.cli import COULD_NOT_RUN, check, compare, fix, info, rule
+from attemper.cli import COULD_NOT_RUN, check, compare, fix, info, report, rule, top
 from attemper.cli.output import close_stdout, say
 from attemper.errors import AttemperError
 from attemper.report.names import safe
@@ -30,6 +30,8 @@ app.command("compare", short_help="Run one set of weights in two ways and say wh
     compare.command
 )
 app.command("fix", short_help="Do what check proposes to a copy of the weights.")(fix.command)
+app.command("top", short_help="Show a training run that attemper.watch writes, live in the terminal.")(top.command)
+app.command("report", short_help="Summarise a training run that attemper.watch wrote, as a table or a page.")(report.command)
 app.command("rule", short_help="Explain a code such as ATT101, or list all of them.")(rule.command)
 app.command("info", short_help="Print versions, kernels and extras, for a bug report.")(info.command)
 

@@ -53,7 +53,7 @@ def table(report: Outcome) -> tuple[str, list[list[str]]]:
     names = [safe(row.module) or "(model)" for row in report.rows]
     if len(report.rows) > 1 and len(set(names)) == 1:
         return names[0], [[f"call {row.call}", *_figures(row)] for row in report.rows]
-    shared, shown = _shortened(names)
+    shared, shown = shortened(names)
     repeated = {row.module for row in report.rows if row.call}
     cells = []
     for name, row in zip(shown, report.rows, strict=True):
@@ -64,7 +64,7 @@ def table(report: Outcome) -> tuple[str, list[list[str]]]:
 
 def weights_table(report: Outcome) -> tuple[str, list[list[str]]]:
     """As `table`, of the weights."""
-    shared, shown = _shortened([safe(row.module) or "(model)" for row in report.weights])
+    shared, shown = shortened([safe(row.module) or "(model)" for row in report.weights])
     cells = []
     for name, row in zip(shown, report.weights, strict=True):
         norms = [row.query_norm, row.key_norm, row.value_norm]
@@ -235,7 +235,7 @@ def distance(finding: Finding) -> float:
     return abs(finding.measured - (finding.threshold or 0.0))
 
 
-def _shortened(names: list[str]) -> tuple[str, list[str]]:
+def shortened(names: list[str]) -> tuple[str, list[str]]:
     """What names have in common, with * for the rest, and the rest of each; ("", the names) where that is nothing."""
     prefix, suffix = _common(names)
     if not prefix and not suffix:

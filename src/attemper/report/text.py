@@ -17,20 +17,21 @@ def plain_text(report: Outcome, rule_names: Mapping[str, str] | None = None, ext
     """
     blocks = ["\n".join(f"{label}: {text}" for label, text in layout.heading(report))]
     if report.rows:
-        blocks.append(_table(*layout.table(report), layout.COLUMNS, layout.LEGEND))
+        blocks.append(table_text(*layout.table(report), layout.COLUMNS, layout.LEGEND))
     if report.weights:
-        blocks.append(_table(*layout.weights_table(report), layout.WEIGHT_COLUMNS, layout.WEIGHT_LEGEND))
+        blocks.append(table_text(*layout.weights_table(report), layout.WEIGHT_COLUMNS, layout.WEIGHT_LEGEND))
     blocks += [_group(group, (rule_names or {}).get(group.code, "")) for group in layout.groups(report)]
     if missed := layout.unseen(report):
-        blocks.append(_list("not seen", missed))
+        blocks.append(list_text("not seen", missed))
     if noted := layout.notes(report):
-        blocks.append(_list("notes", noted))
-    blocks += [_list(title, lines) for title, lines in extra]
+        blocks.append(list_text("notes", noted))
+    blocks += [list_text(title, texts) for title, texts in extra]
     blocks.append(_wrapped(layout.closing(report), ""))
     return "\n\n".join(blocks)
 
 
-def _table(shared: str, rows: list[list[str]], columns: Sequence[str], legend: str) -> str:
+def table_text(shared: str, rows: list[list[str]], columns: Sequence[str], legend: str) -> str:
+    """Columns under their names, the first one to the left, with what the rows share above and the legend below."""
     lines = [list(columns), *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
     text = [
@@ -57,7 +58,8 @@ def _group(group: layout.Group, name: str) -> str:
     return "\n".join(lines)
 
 
-def _list(title: str, lines: list[str]) -> str:
+def list_text(title: str, lines: Sequence[str]) -> str:
+    """A title, and lines under it that are wrapped and indented."""
     return "\n".join([title, *(_wrapped(line, "  ") for line in lines)])
 
 

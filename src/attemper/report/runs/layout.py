@@ -1,0 +1,165 @@
+"""What a run's table says, whatever it looks like: heading, one line a layer with its trend, alarms, one closing line."""
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from torch import Tensor
+
+from attemper.report import layout
+from attemper.report.names import safe
+from attemper.report.runs.view import LayerCurves, RunView
+
+COLUMNS = ("layer", "max |s·q·k|", "head", "last steps", "", "max logit", "entropy", "gain", "saturated")
+LEGEND = (
+    "Of the last logged step. max |s·q·k|: largest |scale·q·k| of the worst head, and its course over the last steps, each line on "
+    "a scale of its own. max logit: after softcap and bias. entropy: mean of H / ln(keys) of the lowest head. gain: mean of 1 − Σp² "
+    "of the lowest head. saturated: share of rows with a weight above 0.99, of the highest head."
+)
+_TREND = 24  # steps
+_BARS = "▁▂▃▄▅▆▇█"
+_MARKS = {"error": "✗", "warning": "!", "info": "i"}
+
+
+def heading(view: RunView) -> tuple[tuple[str, str], ...]:
+    """(label, text) pairs for the top."""
+    info = view.info
+    started = f"{datetime.fromtimestamp(info.started, UTC):%Y-%m-%d %H:%M %Z}"
+    every = "every step" if info.every == 1 else f"every {info.every} steps"
+    world = "" if info.world == 1 else f", {info.world} processes"
+    went_back = f", went back {layout.plural(view.attempt, 'time')}" if view.attempt else ""
+    return (
+        ("run", f"{safe(info.model)}, {safe(info.mode)}, {every}{world}, started {started}{went_back}"),
+        ("step", f"{step_words(view)}{scalar_words(view)}"),
+    )
+
+
+def step_words(view: RunView) -> str:
+    """The last step and how many were logged."""
+    if not view.steps:
+        return "none logged yet"
+    return f"{view.steps[-1]} ({layout.plural(len(view.steps), 'logged step')} since {view.steps[0]})"
+
+
+def scalar_words(view: RunView) -> str:
+    """What the caller logged beside, each at its last step that has it."""
+    parts = [f"{safe(name)} {layout.number(value)}" for name, value in last_scalars(view).items()]
+    return "".join(f", {part}" for part in parts)
+
+
+def last_scalars(view: RunView) -> dict[str, float]:
+    """The last number of each scalar."""
+    found = {}
+    for name, values in view.scalars.items():
+        known = values[~values.isnan()]
+        found[name] = float(known[-1]) if len(known) else math.nan
+    return found
+
+
+def table(view: RunView, most: int | None = None) -> tuple[str, list[list[str]], int]:
+    """(what all layer names have in common; one row of cells a layer, with a mark where it has alarms; how many were left out).
+
+    Args:
+        most: how many layers to show: those with the largest |scale·q·k|, in the model's order. None: all.
+    """
+    shared, names = layout.shortened([safe(each.name) or "(model)" for each in view.layers])
+    numbers = list(range(len(view.layers)))
+    if most is not None and most < len(numbers) and view.steps:
+        sizes = [_last(each.worst("max_scaled_product")[0]) for each in view.layers]
+        chosen = sorted(numbers, key=lambda number: (math.isnan(sizes[number]), -sizes[number]))[: max(1, most)]
+        numbers = sorted(chosen)
+    marks = _marks(view)
+    rows = [
+        _cells(f"{names[number]} {marks.get(view.layers[number].name, '')}".rstrip(), view.layers[number]) for number in numbers
+    ]
+    return shared, rows, len(view.layers) - len(numbers)
+
+
+def alarms(view: RunView, most: int) -> list[tuple[str, str, str]]:
+    """(severity, code and step, message), the last ones first."""
+    return [(each.severity, f"{safe(each.code)} step {each.step}", safe(each.message)) for each in view.alarms[::-1][:most]]
+
+
+def closing(view: RunView) -> str:
+    """Counts in one line."""
+    if not view.steps:
+        return "No step has been logged yet."
+    counts = ", ".join(
+        layout.plural(sum(each.severity == severity for each in view.alarms), noun)
+        for severity, noun in (("error", "error"), ("warning", "warning"))
+    )
+    heads = sum(each.heads for each in view.layers)
+    largest = layout.number(max((largest_ever(each) for each in view.layers), default=math.nan))
+    return (
+        f"{layout.plural(len(view.layers), 'attention layer')}, {layout.plural(heads, 'head')}, "
+        f"{layout.plural(len(view.steps), 'logged step')}: {counts} in {layout.plural(len(view.alarms), 'alarm')}. "
+        f"Largest |scale·q·k| of them all {largest}."
+    )
+
+
+def largest_ever(layer: LayerCurves) -> float:
+    """The largest |scale·q·k| of any head at any step."""
+    values = layer.worst("max_scaled_product")[0]
+    known = values[~values.isnan()]
+    return float(known.max()) if len(known) else math.nan
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Bars from the lowest to the highest, by their logarithm where all are above zero; a space where there is no number."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return " " * len(values)
+    logarithmic = min(known) > 0
+    heights = [math.log(value) if logarithmic and math.isfinite(value) else value for value in values]
+    low = min(height for height in heights if math.isfinite(height))
+    high = max(height for height in heights if math.isfinite(height))
+    span = high - low
+
+    def bar(height: float) -> str:
+        if math.isnan(height):
+            return " "
+        if math.isinf(height):
+            return _BARS[-1] if height > 0 else _BARS[0]
+        return _BARS[round((height - low) / span * (len(_BARS) - 1))] if span > 1e-3 * max(1.0, abs(high)) else _BARS[3]
+
+    return "".join(map(bar, heights))
+
+
+def arrow(values: Sequence[float]) -> str:
+    """Which way a figure went over these steps: up or down by a tenth at least, or twofold."""
+    known = [value for value in values if math.isfinite(value) and value > 0]
+    if len(known) < 2:
+        return ""
+    part = max(1, len(known) // 4)
+    octaves = math.log2((sum(known[-part:]) / part) / (sum(known[:part]) / part))
+    return "↑" if octaves >= 1 else "↗" if octaves >= 0.14 else "↓" if octaves <= -1 else "↘" if octaves <= -0.14 else "→"
+
+
+def _cells(name: str, layer: LayerCurves) -> list[str]:
+    largest, heads = layer.worst("max_scaled_product")
+    course = largest[-_TREND:].tolist()
+    return [
+        name,
+        layout.number(_last(largest)),
+        str(int(heads[-1])) if len(heads) else "",
+        sparkline(course),
+        arrow(course),
+        layout.number(_last(layer.worst("max_logit")[0])),
+        layout.form(_last(layer.worst("normalized_entropy")[0]), ".3f"),
+        layout.form(_last(layer.worst("gain")[0]), ".3f"),
+        layout.form(_last(layer.worst("saturated_share")[0]), ".1%"),
+    ]
+
+
+def _last(values: Tensor) -> float:
+    return float(values[-1]) if len(values) else math.nan
+
+
+def _marks(view: RunView) -> dict[str, str]:
+    """The gravest alarm of each layer."""
+    marks: dict[str, str] = {}
+    for severity in ("info", "warning", "error"):
+        for each in view.alarms:
+            if each.severity == severity:
+                marks[f"{each.layer}#{each.call}" if each.call else each.layer] = _MARKS[severity]
+    return marks

@@ -69,6 +69,9 @@ def qk_clip_(
     by the largest maximum of the layer. What is not over the threshold keeps its bits. The products of a clipped head
     become γ times what they were, at these inputs and at all others.
 
+    Weights may be sharded (DTensor: `fully_shard`, tensor parallelism): heads are counted over the whole model, and every
+    process that holds a shard makes the same call with the same maxima.
+
     Args:
         model: any module whose attention is in the table of families, or described in layouts.
         max_logits: for each attention module, by name, the largest |scale·product| of each query head, before softcap, bias and
@@ -105,6 +108,30 @@ def qk_clip_(
                 clips.append(Clip(name, heads, float(maxima[list(heads)].max()), factor, where))
         _scale(edits, name, projections, factors, where)
     return ClipReport(tuple(clips), edits.write())
+
+
+def check_clip(model: nn.Module, layouts: Mapping[str, Projections], on: Operand) -> None:
+    """Raise what `qk_clip_` would raise of these modules, whatever their maxima; nothing is changed.
+
+    Raises:
+        UnsupportedError, ArgumentError: as `qk_clip_`: on="both" where k cannot be scaled alone; a parameter is missing,
+            reparametrised, quantised, or also held by a module that is not among these.
+    """
+    edits = Edits(model)
+    for name, projections in layouts.items():
+        where = _on(name, on, projections)
+        maxima = torch.zeros(projections.heads, dtype=torch.float64)
+        maxima[0] = 4.0
+        _scale(edits, name, projections, _factors(maxima, 1.0, projections, where)[0], where)
+    edits.checked()
+
+
+def clipped_parameters(name: str, projections: Projections, on: Operand) -> tuple[str, ...]:
+    """Names in the model of the parameters that clipping this module may change."""
+    both = _on(name, on, projections) == "both" and projections.key is not None
+    parts = (projections.query, projections.key) if both else (projections.query,)
+    inside = (parameter for part in parts if part is not None for parameter in part.parameters)
+    return tuple(f"{name}.{parameter}" if name else parameter for parameter in inside)
 
 
 def _maxima(name: str, given: Tensor, projections: Projections) -> Tensor:

@@ -1,12 +1,14 @@
 """Multiplies heads in place.
 
-It must hold: nothing is written before everything is known to be possible; numbers of a head whose factor is 1 keep their
-bits; a parameter that several modules hold is multiplied once, and never behind the back of one that was not asked about.
+It must hold: nothing is written before everything is known to be possible, on every process that holds a shard; numbers of a
+head whose factor is 1 keep their bits; a parameter that several modules hold is multiplied once, and never behind the back of
+one that was not asked about.
 """
 
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from torch.nn.utils import parametrize
 
 from attemper.errors import ArgumentError, UnsupportedError
 from attemper.weights.layout import Heads
+from attemper.weights.sharding import Part, largest_of_all, part, reshard
 
 
 @dataclass(frozen=True)
@@ -34,15 +37,25 @@ class Edit:
     rounding: float
 
 
+class _Rounded(NamedTuple):
+    """What multiplying did to the numbers of this process."""
+
+    rounding: float  # the largest relative error
+    changed: float  # 1.0 where dividing does not give back the old numbers, else 0.0
+    overflow: float  # the largest number where one overflowed, else 0.0
+
+
 @dataclass(frozen=True)
 class _Pending:
     name: str
     parameter: nn.Parameter
+    part: Part
     dim: int | None
-    features: Tensor
+    features: Tensor  # of the whole parameter, those whose factor is not 1
+    local: Tensor  # where those of them that lie on this process do
     values: Tensor
     factors: Tensor
-    edit: Edit
+    rounded: _Rounded
 
 
 class Edits:
@@ -53,6 +66,7 @@ class Edits:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        reshard(model)
         self._model = model
         self._pending: dict[int, list[_Pending]] = defaultdict(list)
         self._asked: dict[int, set[int]] = defaultdict(set)
@@ -65,7 +79,7 @@ class Edits:
             module: dotted name. heads: where they lie. factors: float64 [heads], or [heads, d] where they differ within a head.
 
         Raises:
-            ArgumentError: a parameter is missing, too small, reparametrised, or a number would overflow.
+            ArgumentError: a parameter is missing, too small, or reparametrised.
             UnsupportedError: a parameter is quantised, or shared with a module that asked for something else.
         """
         spread = factors if factors.ndim == 2 else factors[:, None].expand(heads.features.shape)
@@ -82,25 +96,52 @@ class Edits:
                 )
             if self._told(full, parameter, heads.features, spread):
                 continue
-            where = torch.device("cpu") if parameter.device.type == "mps" else parameter.device  # which has no float64
-            features = heads.features[changed].to(where)
-            wanted = spread[changed]
+            held = part(full, parameter, dim)
+            # Apple's GPU has no float64.
+            where = torch.device("cpu") if parameter.device.type == "mps" else held.numbers.device
+            features, wanted = heads.features[changed], spread[changed]
+            here, local = held.here(features, size)
             offset = heads.offset if place == 0 else 0.0
-            old = _chosen(parameter.to(where), dim, features)
-            by = wanted.to(where).reshape((-1, 1) if dim == 0 and parameter.ndim > 1 else (-1,))
-            values, rounding = _multiplied(old, by, offset, full)
-            powers = all(math.frexp(abs(factor))[0] == 0.5 for factor in wanted.unique().tolist())
-            restored = ((values.double() + offset) / by - offset).to(old.dtype)
-            exact = powers and rounding == 0.0 and torch.equal(restored, old)
-            edit = Edit(full, tuple(spread[:, 0].tolist()), exact, 0.0 if exact else rounding)
-            self._pending[id(parameter)].append(_Pending(full, parameter, dim, features, values, spread, edit))
+            old = _chosen(held.numbers.to(where), dim, local.to(where))
+            by = wanted[here].to(where).reshape((-1, 1) if dim == 0 and parameter.ndim > 1 else (-1,))
+            values, rounded = _multiplied(old, by, offset)
+            self._pending[id(parameter)].append(_Pending(full, parameter, held, dim, features, local, values, spread, rounded))
 
     @torch.no_grad()
     def write(self) -> tuple[Edit, ...]:
         """Do it, and say what was done.
 
+        Where parameters are sharded this is a collective: every process that holds a shard writes the same edits.
+
         Raises:
-            UnsupportedError: a parameter is also held by a module that was not asked about. Nothing is written then.
+            UnsupportedError: a parameter is also held by a module that was not asked about. ArgumentError: a number would
+                overflow. Nothing is written then, on any process.
+        """
+        wanted = self.checked()
+        rounded = _over_processes(wanted)
+        for pending, (_, _, overflow) in zip(wanted, rounded, strict=True):
+            if overflow:
+                limit = torch.finfo(pending.parameter.dtype).max
+                raise ArgumentError(
+                    "model", f"{pending.name}, which would overflow at {overflow:.3g}", f"numbers up to {limit:.3g}"
+                )
+        edits = []
+        for pending, (rounding, changed, _) in zip(wanted, rounded, strict=True):
+            numbers, dim = pending.part.numbers, pending.dim
+            local, values = pending.local.to(numbers.device), pending.values.to(numbers.device)
+            if dim is None:
+                numbers[torch.unravel_index(local, numbers.shape)] = values
+            else:
+                numbers.index_copy_(dim, local, values)
+            exact = not changed
+            edits.append(Edit(pending.name, tuple(pending.factors[:, 0].tolist()), exact, 0.0 if exact else rounding))
+        return tuple(edits)
+
+    def checked(self) -> list[_Pending]:
+        """What is to be written, once it is known that only modules that were asked about hold it.
+
+        Raises:
+            UnsupportedError: a parameter is also held by another module.
         """
         wanted = [pending for each in self._pending.values() for pending in each if pending.features.numel()]
         names = {id(pending.parameter): pending.name for pending in wanted}
@@ -109,16 +150,7 @@ class Edits:
                 if parameter is not None and id(parameter) in names and id(module) not in self._asked[id(parameter)]:
                     tied = f"{names[id(parameter)]} is tied to {module_name}.{name}"
                     raise UnsupportedError(f"{tied}, which would change with it; untie them first")
-        edits = []
-        for pending in wanted:
-            parameter, dim = pending.parameter, pending.dim
-            features, values = pending.features.to(parameter.device), pending.values.to(parameter.device)
-            if dim is None:
-                parameter[torch.unravel_index(features, parameter.shape)] = values
-            else:
-                parameter.index_copy_(dim, features, values)
-            edits.append(pending.edit)
-        return tuple(edits)
+        return wanted
 
     def _resolve(self, full: str) -> tuple[nn.Module, nn.Parameter]:
         path, _, name = full.rpartition(".")
@@ -135,8 +167,6 @@ class Edits:
         if not parameter.is_floating_point():
             kind = str(parameter.dtype).removeprefix("torch.")
             raise UnsupportedError(f"{full} is {kind}: quantised weights cannot be edited; edit before quantising")
-        if hasattr(parameter, "placements"):
-            raise UnsupportedError(f"{full} is sharded (DTensor): edit before the model is distributed")
         return owner, parameter
 
     def _told(self, full: str, parameter: nn.Parameter, features: Tensor, spread: Tensor) -> bool:
@@ -156,16 +186,32 @@ def _chosen(parameter: Tensor, dim: int | None, features: Tensor) -> Tensor:
     return parameter.reshape(-1)[features] if dim is None else parameter.index_select(dim, features)
 
 
-def _multiplied(old: Tensor, by: Tensor, offset: float, name: str) -> tuple[Tensor, float]:
-    """The new numbers, and their largest relative error."""
+def _over_processes(wanted: list[_Pending]) -> list[_Rounded]:
+    """What multiplying did to the whole of each parameter: one maximum over the processes of each mesh."""
+    found = {place: pending.rounded for place, pending in enumerate(wanted)}
+    by_mesh: dict[object, list[int]] = defaultdict(list)
+    for place, pending in enumerate(wanted):
+        if pending.part.mesh is not None:
+            by_mesh[pending.part.mesh].append(place)
+    for mesh, places in by_mesh.items():
+        together = largest_of_all(mesh, torch.tensor([found[place] for place in places], dtype=torch.float64))
+        found |= {place: _Rounded(*row) for place, row in zip(places, together.tolist(), strict=True)}
+    return [found[place] for place in range(len(wanted))]
+
+
+def _multiplied(old: Tensor, by: Tensor, offset: float) -> tuple[Tensor, _Rounded]:
+    """The new numbers, and what became of them."""
     ideal = (old.double() + offset) * by
     new = (ideal - offset).to(old.dtype)
-    if not bool((new.isfinite() | ~old.isfinite()).all()):
-        largest = torch.finfo(old.dtype).max
-        raise ArgumentError("model", f"{name}, which would overflow at {ideal.abs().max():.3g}", f"numbers up to {largest:.3g}")
+    over = old.isfinite() & ~new.isfinite()
+    overflow = float(ideal[over].abs().max()) if bool(over.any()) else 0.0
+    powers = all(math.frexp(abs(factor))[0] == 0.5 for factor in by.unique().tolist())
     if old.dtype == torch.float64:
-        powers = all(math.frexp(abs(factor))[0] == 0.5 for factor in by.unique().tolist())
-        return new, 0.0 if powers and not offset else torch.finfo(torch.float64).eps
-    usable = ideal.isfinite() & (ideal != 0)
-    error = ((new.double() + offset - ideal).abs() / ideal.abs())[usable]
-    return new, float(error.max()) if error.numel() else 0.0
+        rounding = 0.0 if powers and not offset else torch.finfo(torch.float64).eps
+    else:
+        usable = ideal.isfinite() & (ideal != 0)
+        error = ((new.double() + offset - ideal).abs() / ideal.abs())[usable]
+        rounding = float(error.max()) if error.numel() else 0.0
+    restored = ((new.double() + offset) / by - offset).to(old.dtype)
+    exact = powers and rounding == 0.0 and torch.equal(restored, old)
+    return new, _Rounded(rounding, 0.0 if exact else 1.0, overflow)

@@ -156,6 +156,28 @@ def find_named(
     return found
 
 
+def find_known(
+    model: nn.Module, layouts: Mapping[str, Projections] | None = None
+) -> tuple[dict[str, Projections], dict[str, str]]:
+    """What `find_projections` gives of the attention modules whose layout is known, and of the others the reason, by name.
+
+    Raises:
+        ArgumentError: model is no module, or layouts name what is none of its modules.
+    """
+    found, reasons = find_named("layouts", model, layouts, set(layouts or {})), {}
+    for name, _ in model.named_modules():
+        if name not in found:
+            try:
+                projections = projections_of(model, name)
+            except UnsupportedError as error:
+                reasons[name] = str(error)
+            else:
+                if projections is not None:
+                    found[name] = projections
+    order = [name for name, _ in model.named_modules()]
+    return {name: found[name] for name in order if name in found}, reasons
+
+
 def projections_of(model: nn.Module, name: str) -> Projections | None:
     """Where q and k are projected in one module of a model; None where it is no attention.
 

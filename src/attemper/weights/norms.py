@@ -44,9 +44,12 @@ def _offset(where: str, norm: nn.Module, weight: nn.Parameter) -> float:
     probe = torch.linspace(-1.0, 2.0, 2 * weight.numel(), device=weight.device, dtype=weight.dtype).view(2, *weight.shape)
     bare = copy.copy(norm)  # whose hooks are not to run
     bare._forward_hooks, bare._forward_pre_hooks = OrderedDict(), OrderedDict()
-    rest = {name: torch.zeros_like(parameter) for name, parameter in norm.named_parameters() if name != "weight"}
+    # Plain tensors, of the whole shape, also where the parameters are shards.
+    kind = {"dtype": weight.dtype, "device": weight.device}
+    rest = {name: torch.zeros(one.shape, **kind) for name, one in norm.named_parameters() if name != "weight"}
     at = [
-        functional_call(bare, {**rest, "weight": torch.full_like(weight, value)}, (probe,)).float() for value in (0.0, 1.0, 2.0)
+        functional_call(bare, {**rest, "weight": torch.full(weight.shape, value, **kind)}, (probe,)).float()
+        for value in (0.0, 1.0, 2.0)
     ]
     close = {"rtol": 0.02, "atol": 0.02}
     for offset in (0.0, 1.0):

@@ -1,0 +1,321 @@
+"""QKClip in training loops: what is over the threshold comes under it, at the same inputs, in the model's own forward pass."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attemper.errors import ArgumentError
+from attemper.monitor.clipping import QKClip
+from attemper.weights import ClipReport, find_projections
+from tests.capture.architectures import build
+from tests.monitor.measuring import Measured, measured
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
+
+
+class Given:
+    """Maxima said by the test, once."""
+
+    def __init__(self, maxima: dict[str, Any]) -> None:
+        self.given = maxima
+
+    def maxima(self) -> dict[str, Tensor]:
+        given, self.given = self.given, {}
+        return {name: torch.as_tensor(each, dtype=torch.float64) for name, each in given.items()}
+
+
+class Decoder(nn.Module):
+    """A small causal decoder over 31 tokens, heads of width 7."""
+
+    def __init__(self, layers: int = 2, heads: int = 3) -> None:
+        super().__init__()
+        width = 7 * heads
+        self.embedding = nn.Embedding(31, width)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, heads, 29, dropout=0.0, batch_first=True, norm_first=True) for _ in range(layers)
+        )
+        self.head = nn.Linear(width, 31)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        hidden = self.embedding(input_ids)
+        hidden_from = nn.Transformer.generate_square_subsequent_mask(input_ids.shape[1])
+        for block in self.blocks:
+            hidden = block(hidden, src_mask=hidden_from, is_causal=True)
+        return self.head(hidden)
+
+
+def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def drawn(step: int) -> Tensor:
+    return torch.randint(31, (5, 13), generator=torch.Generator().manual_seed(step))
+
+
+def trained(threshold: float | None, steps: int = 12) -> tuple[list[float], list[float], QKClip | None, Decoder]:
+    """Largest logits at each step's inputs, before and after the clip, of a run whose learning rate is far too high."""
+    torch.manual_seed(3)
+    model, watch = Decoder(), Measured()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    clip = None if threshold is None else QKClip(model, threshold, watch=watch)
+    before, after = [], []
+    for step in range(steps):
+        tokens = drawn(step)
+        with watch.watching(model):
+            loss = loss_of(model, tokens)
+        optimizer.zero_grad()
+        loss.backward()
+        if clip is None:
+            watch.maxima()
+        optimizer.step()
+        stepped = measured(model, {"input_ids": tokens})  # at the new weights, which the forward pass of the step did not see
+        before.append(max(float(each.max()) for each in stepped.values()))
+        if clip is not None:
+            watch.found = stepped
+            report = clip.step()
+            assert isinstance(report, ClipReport)
+            assert clip.clipped == sum(len(one.heads) for one in report.clips)
+            assert clip.clipped == sum(int((each > threshold).sum()) for each in stepped.values())
+        # Layer by layer: a clipped layer changes the inputs of the next, so only the first is measured at the same ones.
+        after.append(float(measured(model, {"input_ids": tokens})["blocks.0.self_attn"].max()))
+    return before, after, clip, model
+
+
+def test_a_run_that_would_diverge_stays_under_the_threshold() -> None:
+    before, after, clip, _ = trained(5.0)
+    assert clip is not None
+    assert max(before) > 5.0
+    assert max(after) <= 5.0 * (1 + 1e-5)
+    assert sum(int(counts.sum()) for counts in clip.total.values()) > 0
+    assert 0.0 < clip.smallest < 1.0
+    _, free, _, _ = trained(None)
+    assert max(free) > 10.0  # the same run without it
+
+
+FAMILIES = ("gpt2", "llama", "deepseek_v3", "qwen3", "siglip", "gemma2", "albert", "gpt_oss", "whisper")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(name: str) -> None:
+    model, inputs = build(name, gain=4.0)
+    watch = Measured()
+    with torch.no_grad(), watch.watching(model):
+        model(**inputs)
+    first = copy.deepcopy(watch.found)
+    assert set(first) <= set(find_projections(model))
+    tops = torch.cat([each[each > -math.inf] for each in first.values()]).sort().values
+    threshold = float(tops[len(tops) // 2 - 1 : len(tops) // 2 + 1].mean()) if len(tops) > 1 else float(tops[0]) / 2
+    clip = QKClip(model, threshold, watch=watch)
+    assert clip.unclipped == {}
+    for _ in range(40):  # layers behind a clipped one see other inputs: they settle one after the other
+        report = clip.step()
+        assert report is not None
+        if not report.clips:
+            break
+        with torch.no_grad(), watch.watching(model):
+            model(**inputs)
+    largest = max(float(each.max()) for each in measured(model, inputs).values())
+    assert largest <= threshold * (1 + 1e-5)
+    assert sum(int(counts.sum()) for counts in clip.total.values()) > 0
+
+
+def test_a_shared_module_is_clipped_once_by_the_largest_of_its_calls() -> None:
+    model, inputs = build("albert", gain=4.0)
+    watch, calls = Measured(), []
+    see = watch.see
+    watch.see = lambda call: (calls.append(call), see(call))  # pyrefly: ignore
+    with torch.no_grad(), watch.watching(model):
+        model(**inputs)
+    (name,) = watch.found
+    assert len(calls) > 1
+    largest = watch.found[name].clone()
+    clip = QKClip(model, float(largest.max()) / 2, watch=watch)
+    report = clip.step()
+    assert report is not None
+    assert max(one.maximum for one in report.clips) == float(largest.max())
+    assert int(clip.total[name].max()) == 1
+
+
+class Tied(nn.Module):
+    """Two attention modules that hold one W_q, and two plain ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.apart = (nn.MultiheadAttention(22, 2) for _ in range(3))
+        self.other.in_proj_weight, self.other.in_proj_bias = self.one.in_proj_weight, self.one.in_proj_bias
+
+
+def test_modules_that_share_weights_are_clipped_together() -> None:
+    torch.manual_seed(7)
+    model = Tied()
+    weight, apart = model.one.in_proj_weight.detach().clone(), model.apart.in_proj_weight.detach().clone()
+    clip = QKClip(model, 100.0, watch=Given({"one": [50.0, 200.0], "other": [20.0, 400.0], "apart": [3.0, 99.0]}))
+    report = clip.step()
+    assert report is not None
+    assert [(each.module, each.heads, each.factor) for each in report.clips] == [("one", (1,), 0.25), ("other", (1,), 0.25)]
+    torch.testing.assert_close(model.one.in_proj_weight[11:22], weight[11:22] * 0.5)
+    assert torch.equal(model.one.in_proj_weight[:11], weight[:11])
+    assert torch.equal(model.one.in_proj_weight[44:], weight[44:])
+    assert torch.equal(model.apart.in_proj_weight, apart)
+
+
+def test_what_cannot_be_clipped_is_named_and_told_once() -> None:
+    model = nn.ModuleDict({"good": nn.MultiheadAttention(22, 2), "bad": nn.MultiheadAttention(22, 2)})
+    model["embedding"] = nn.Embedding(22, 22)
+    model["bad"].out_proj.weight = model["embedding"].weight  # of no matter
+    torch.nn.utils.parametrize.register_parametrization(model["bad"], "in_proj_weight", nn.Identity())
+    watch = Given({"good": [1.0, 2.0], "bad": [101.0, 2.0], "elsewhere": [7.0]})
+    clip = QKClip(model, 100.0, watch=watch)
+    assert list(clip.unclipped) == ["bad"]
+    assert "computed from other parameters" in clip.unclipped["bad"]
+    with pytest.warns(UserWarning, match=r"QKClip: bad: a logit of 101 is over 100, unclipped: .*bad.in_proj_weight") as told:
+        clip.step()
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    assert "q and k are made is not known" in clip.unclipped["elsewhere"]
+    watch.given = {"bad": [102.0, 2.0]}
+    assert clip.step() is None  # no second warning, which would be an error
+    with pytest.raises(ArgumentError, match=r"model: got Linear without any that can be clipped \(none\)"):
+        QKClip(nn.Linear(3, 3), watch=watch)
+    with pytest.raises(ArgumentError, match=r"threshold: got 0; expected a finite number above 0"):
+        QKClip(model, 0, watch=watch)
+    with pytest.raises(ArgumentError, match=r"on: got 'key'"):
+        QKClip(model, on="key", watch=watch)  # pyrefly: ignore
+    with pytest.raises(ArgumentError, match=r"layouts: got 'nowhere'"):
+        QKClip(model, watch=watch, layouts={"nowhere": find_projections(model, only={"good"})["good"]})
+    watch.given = {"good": [200.0]}
+    with pytest.raises(ArgumentError, match=r"watch.maxima\(\)\['good'\]: got \[1\]; expected \[2\], its heads"):
+        clip.step()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_maxima_that_are_not_finite_leave_the_weights_alone(bad: float) -> None:
+    torch.manual_seed(7)
+    model = nn.ModuleDict({"one": nn.MultiheadAttention(22, 2), "other": nn.MultiheadAttention(22, 2)})
+    watch = Given({"one": [bad, 500.0], "other": [200.0, -math.inf]})
+    before = copy.deepcopy(model.state_dict())
+    clip = QKClip(model, 100.0, watch=watch)
+    with pytest.warns(UserWarning, match=r"QKClip: one: its logits are NaN or infinite"):
+        report = clip.step()
+    assert report is not None
+    assert [(each.module, each.heads) for each in report.clips] == [("other", (0,))]
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items() if name.startswith("one"))
+    assert clip.scalars() == {"clipped_heads": 1.0, "min_factor": 0.5, "skipped_layers": 1.0}
+    watch.given = {"one": [bad, 500.0]}
+    assert clip.step().clips == ()  # pyrefly: ignore
+    assert clip.nonfinite == {"one": 2, "other": 0}
+    assert clip.scalars() == {"clipped_heads": 0.0, "min_factor": 1.0, "skipped_layers": 1.0}
+
+
+def test_maxima_are_used_once() -> None:
+    model = nn.ModuleDict({"one": nn.MultiheadAttention(22, 2)})
+    clip = QKClip(model, 100.0, watch=Given({"one": [200.0, -math.inf]}))
+    assert clip.step() is not None
+    weight = model["one"].in_proj_weight.detach().clone()
+    assert clip.step() is None
+    assert torch.equal(model["one"].in_proj_weight, weight)
+    assert clip.clipped == 0
+    assert clip.total["one"].tolist() == [1, 0]
+
+
+def test_counts_are_saved_and_go_on() -> None:
+    model = nn.ModuleDict({"one": nn.MultiheadAttention(22, 2)})
+    clip = QKClip(model, 100.0, watch=Given({"one": [200.0, 400.0]}))
+    clip.step()
+    state = torch.load(_saved(clip.state_dict()), weights_only=True)
+    again = QKClip(model, 100.0, watch=Given({"one": [125.0, 3.0]}))
+    again.load_state_dict(state)
+    again.step()
+    assert again.total["one"].tolist() == [2, 1]
+    assert again.smallest == 0.25
+    assert again.min_factor == 0.8
+    assert clip.total["one"].tolist() == [1, 1]
+    other = QKClip(nn.ModuleDict({"one": nn.MultiheadAttention(21, 3)}), watch=Given({}))
+    with pytest.raises(ArgumentError, match=r"state: got \[2\] for 'one'; expected counts of \[3\] there"):
+        other.load_state_dict(state)
+    with pytest.raises(ArgumentError, match=r"state: got nothing for 'one'"):
+        other.load_state_dict({})
+
+
+def _saved(state: dict[str, Any]) -> Any:
+    import io
+
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return file
+
+
+def test_the_optimiser_keeps_its_state_and_a_step_that_the_scaler_skipped_changes_nothing() -> None:
+    torch.manual_seed(5)
+    model, watch = Decoder(layers=1), Measured()
+    with torch.no_grad():
+        model.blocks[0].self_attn.in_proj_weight.mul_(9.0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126)  # at which gradients overflow: the step is skipped
+    clip, tokens = QKClip(model, 10.0, watch=watch), drawn(0)
+    with watch.watching(model):
+        loss = loss_of(model, tokens)
+    scaler.scale(loss * 1e6).backward()
+    weights = copy.deepcopy(model.state_dict())
+    scaler.step(optimizer)
+    scaler.update()
+    assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
+    clip.step()
+    assert clip.clipped > 0
+    assert float(measured(model, {"input_ids": tokens})["blocks.0.self_attn"].max()) <= 10.0 * (1 + 1e-5)
+    optimizer.zero_grad()
+    with watch.watching(model):
+        loss = loss_of(model, tokens)
+    loss.backward()
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict()["state"])
+    clip.threshold = 5.0
+    clip.step()
+    assert clip.clipped > 0
+    for key, each in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(tensor, state[key][name]) for name, tensor in each.items())
+
+
+def test_float32_copies_that_the_optimiser_steps_are_clipped_in_place_of_the_16_bit_weights() -> None:
+    torch.manual_seed(5)
+    masters = Decoder(layers=1)
+    with torch.no_grad():
+        masters.blocks[0].self_attn.in_proj_weight.mul_(9.0)
+    model, watch = copy.deepcopy(masters).bfloat16(), Measured()
+    clip, tokens = QKClip(masters, 10.0, watch=watch), drawn(0)
+    with torch.no_grad(), watch.watching(model):
+        model(tokens)
+    clip.step()
+    assert clip.clipped > 0
+    with torch.no_grad():
+        for low, high in zip(model.parameters(), masters.parameters(), strict=True):
+            low.copy_(high)
+    largest = float(measured(model, {"input_ids": tokens})["blocks.0.self_attn"].max())
+    # q and k are rounded to bfloat16 as well as the weights: 2⁻⁸ each, of sums of absolute values.
+    assert largest <= 10.0 * (1 + 4 * 2**-8)
+
+
+def test_a_compiled_model_sees_the_new_weights_and_compiles_nothing_anew() -> None:
+    torch.manual_seed(5)
+    model, seen = Decoder(layers=1), 0
+
+    def backend(graph: Any, _: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        return graph
+
+    compiled, tokens = torch.compile(model, backend=backend), drawn(0)
+    with torch.no_grad():
+        first = compiled(tokens)
+        graphs = seen
+        QKClip(model, 1.0, watch=Given({"blocks.0.self_attn": [9.0, 25.0, 3.0]})).step()
+        second = compiled(tokens)
+        assert not torch.allclose(first, second)
+        torch.testing.assert_close(second, model(tokens))
+    assert seen == graphs

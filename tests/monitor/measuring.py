@@ -1,8 +1,6 @@
-"""A stand-in for a watch: the largest |scale·q·k| of each head, from the calls that capture sees."""
+"""The largest |scale·q·k| of each head, from the calls that capture sees: what a watch should find."""
 
-import contextlib
 import math
-from collections.abc import Generator
 
 import torch
 from torch import Tensor, nn
@@ -10,39 +8,24 @@ from torch import Tensor, nn
 from attemper.capture import AttentionCall, capture
 
 
-class Measured:
-    """Maxima over all calls since they were last asked for, as `Watch.maxima` gives them."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, Tensor] = {}
-
-    def maxima(self) -> dict[str, Tensor]:
-        found, self.found = self.found, {}
-        return found
-
-    @contextlib.contextmanager
-    def watching(self, model: nn.Module) -> Generator[None]:
-        with capture(model, self.see):
-            yield
-
-    def see(self, call: AttentionCall) -> None:
-        largest = scaled_maxima(call)
-        before = self.found.get(call.module)
-        self.found[call.module] = largest if before is None else torch.maximum(before, largest)
-
-
 def scaled_maxima(call: AttentionCall) -> Tensor:
-    """float64 [heads]: the largest |scale·product| of one call."""
-    stats = call.row_stats()
+    """float64 [heads]: the largest |scale·product| of one call, of queries that are no padding."""
+    stats, mask = call.row_stats(), call.query_mask()
+    seen = (stats.count > 0) if mask is None else (stats.count > 0) & mask.unsqueeze(-2)
     scale = torch.as_tensor(call.scale, dtype=torch.float64)
     rows = stats.product_absmax().double()
-    scaled = torch.where(stats.count > 0, rows * (scale.unsqueeze(-1) if scale.ndim == 1 else scale).abs(), -math.inf)
+    scaled = torch.where(seen, rows * (scale.unsqueeze(-1) if scale.ndim == 1 else scale).abs(), -math.inf)
     return scaled.movedim(-2, 0).flatten(1).amax(1).cpu()
 
 
 def measured(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Maxima of one forward pass."""
-    watch = Measured()
-    with torch.no_grad(), watch.watching(model):
+    """Maxima of one forward pass, of each module over all its calls."""
+    found: dict[str, Tensor] = {}
+
+    def see(call: AttentionCall) -> None:
+        largest = scaled_maxima(call)
+        found[call.module] = torch.maximum(largest, found.get(call.module, largest))
+
+    with torch.no_grad(), capture(model, see):
         model(**inputs)
-    return watch.maxima()
+    return found

@@ -1,30 +1,37 @@
 """QKClip in training loops: what is over the threshold comes under it, at the same inputs, in the model's own forward pass."""
 
+import contextlib
 import copy
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import attemper
+from attemper.capture import capture
 from attemper.errors import ArgumentError
+from attemper.monitor import Watch, watch
 from attemper.monitor.clipping import QKClip
 from attemper.weights import ClipReport, find_projections
 from tests.capture.architectures import build
-from tests.monitor.measuring import Measured, measured
+from tests.monitor.measuring import measured, scaled_maxima
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
 
 
 class Given:
-    """Maxima said by the test, once."""
+    """Maxima said by the test, once, after QKClip has begun."""
 
     def __init__(self, maxima: dict[str, Any]) -> None:
-        self.given = maxima
+        self.given, self.asked = maxima, 0
 
     def maxima(self) -> dict[str, Tensor]:
+        self.asked += 1
+        if self.asked == 1:
+            return {}
         given, self.given = self.given, {}
         return {name: torch.as_tensor(each, dtype=torch.float64) for name, each in given.items()}
 
@@ -57,44 +64,68 @@ def drawn(step: int) -> Tensor:
     return torch.randint(31, (5, 13), generator=torch.Generator().manual_seed(step))
 
 
-def trained(threshold: float | None, steps: int = 12) -> tuple[list[float], list[float], QKClip | None, Decoder]:
-    """Largest logits at each step's inputs, before and after the clip, of a run whose learning rate is far too high."""
+class Stepped(NamedTuple):
+    """Largest logits of one step's tokens at the new weights."""
+
+    before: float
+    after: float  # the clip; of the first layer, since a clipped one changes the inputs of the next
+
+
+def trained(threshold: float | None, steps: int = 12) -> list[Stepped]:
+    """A run whose learning rate is far too high, each batch of which is seen twice."""
     torch.manual_seed(3)
-    model, watch = Decoder(), Measured()
+    model = Decoder()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    clip = None if threshold is None else QKClip(model, threshold, watch=watch)
-    before, after = [], []
-    for step in range(steps):
-        tokens = drawn(step)
-        with watch.watching(model):
-            loss = loss_of(model, tokens)
-        optimizer.zero_grad()
-        loss.backward()
-        if clip is None:
-            watch.maxima()
-        optimizer.step()
-        stepped = measured(model, {"input_ids": tokens})  # at the new weights, which the forward pass of the step did not see
-        before.append(max(float(each.max()) for each in stepped.values()))
-        if clip is not None:
-            watch.found = stepped
-            report = clip.step()
-            assert isinstance(report, ClipReport)
-            assert clip.clipped == sum(len(one.heads) for one in report.clips)
-            assert clip.clipped == sum(int((each > threshold).sum()) for each in stepped.values())
-        # Layer by layer: a clipped layer changes the inputs of the next, so only the first is measured at the same ones.
-        after.append(float(measured(model, {"input_ids": tokens})["blocks.0.self_attn"].max()))
-    return before, after, clip, model
+    found = []
+    with contextlib.nullcontext() if threshold is None else QKClip(model, threshold) as clip:
+        for step in range(2 * steps):
+            tokens = drawn(step // 2)
+            optimizer.zero_grad()
+            loss_of(model, tokens).backward()
+            if step % 2 == 0:
+                optimizer.step()
+                if clip is not None:
+                    clip.step()  # of the weights before
+            else:  # at the weights that the last step made
+                before = measured(model, {"input_ids": tokens})
+                if clip is not None and threshold is not None:
+                    report = clip.step()
+                    assert isinstance(report, ClipReport)
+                    over = sum(int((each > threshold).sum()) for each in before.values())
+                    assert clip.clipped == over == sum(len(one.heads) for one in report.clips)
+                after = measured(model, {"input_ids": tokens})["blocks.0.self_attn"]
+                found.append(Stepped(max(float(each.max()) for each in before.values()), float(after.max())))
+    assert Watch.of(model) is None
+    return found
 
 
 def test_a_run_that_would_diverge_stays_under_the_threshold() -> None:
-    before, after, clip, _ = trained(5.0)
-    assert clip is not None
-    assert max(before) > 5.0
-    assert max(after) <= 5.0 * (1 + 1e-5)
-    assert sum(int(counts.sum()) for counts in clip.total.values()) > 0
-    assert 0.0 < clip.smallest < 1.0
-    _, free, _, _ = trained(None)
-    assert max(free) > 10.0  # the same run without it
+    held, free = trained(5.0), trained(None)
+    assert max(step.before for step in held) > 5.0
+    assert max(step.after for step in held) <= 5.0 * (1 + 1e-5)
+    assert max(step.before for step in held) < 8.0  # what one step of the optimiser adds
+    assert max(step.before for step in free) > 10.0
+
+
+def test_its_own_watch_goes_with_it_and_another_one_stays() -> None:
+    model = Decoder(layers=1)
+    with QKClip(model) as clip:
+        assert isinstance(Watch.of(model), Watch)
+        assert repr(clip) == "QKClip(threshold=100, layers=1, unclipped=0)"
+        assert clip.step() is None
+    assert Watch.of(model) is None
+    clip.remove()
+    with watch(model, every=3) as watching:
+        with QKClip(nn.parallel.DataParallel(model), 0.001) as clip:
+            for _ in range(2):  # the maxima of steps that are not logged too
+                loss_of(model, drawn(0)).backward()
+                clip.step()
+                assert clip.clipped == 3
+                clip.threshold /= 2
+                watching.step(**clip.scalars())
+        assert Watch.of(model) is watching
+        assert watching.last is not None
+        assert watching.last.scalars["clipped_heads"] == 3.0
 
 
 FAMILIES = ("gpt2", "llama", "deepseek_v3", "qwen3", "siglip", "gemma2", "albert", "gpt_oss", "whisper")
@@ -103,42 +134,57 @@ FAMILIES = ("gpt2", "llama", "deepseek_v3", "qwen3", "siglip", "gemma2", "albert
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families(name: str) -> None:
     model, inputs = build(name, gain=4.0)
-    watch = Measured()
-    with torch.no_grad(), watch.watching(model):
-        model(**inputs)
-    first = copy.deepcopy(watch.found)
+    first = measured(model, inputs)
     assert set(first) <= set(find_projections(model))
     tops = torch.cat([each[each > -math.inf] for each in first.values()]).sort().values
-    threshold = float(tops[len(tops) // 2 - 1 : len(tops) // 2 + 1].mean()) if len(tops) > 1 else float(tops[0]) / 2
-    clip = QKClip(model, threshold, watch=watch)
-    assert clip.unclipped == {}
-    for _ in range(40):  # layers behind a clipped one see other inputs: they settle one after the other
-        report = clip.step()
-        assert report is not None
-        if not report.clips:
-            break
-        with torch.no_grad(), watch.watching(model):
+    threshold = float(tops[len(tops) // 2 - 1 : len(tops) // 2 + 1].mean())
+    with QKClip(model, threshold) as clip:
+        assert clip.unclipped == {}
+        for _ in range(40):  # layers behind a clipped one see other inputs: they settle one after the other
             model(**inputs)
-    largest = max(float(each.max()) for each in measured(model, inputs).values())
-    assert largest <= threshold * (1 + 1e-5)
+            report = clip.step()
+            assert report is not None
+            if not report.clips:
+                break
+    assert max(float(each.max()) for each in measured(model, inputs).values()) <= threshold * (1 + 1e-5)
     assert sum(int(counts.sum()) for counts in clip.total.values()) > 0
 
 
 def test_a_shared_module_is_clipped_once_by_the_largest_of_its_calls() -> None:
     model, inputs = build("albert", gain=4.0)
-    watch, calls = Measured(), []
-    see = watch.see
-    watch.see = lambda call: (calls.append(call), see(call))  # pyrefly: ignore
-    with torch.no_grad(), watch.watching(model):
+    calls: list[Tensor] = []
+    with torch.no_grad(), capture(model, lambda call: calls.append(scaled_maxima(call))):
         model(**inputs)
-    (name,) = watch.found
     assert len(calls) > 1
-    largest = watch.found[name].clone()
-    clip = QKClip(model, float(largest.max()) / 2, watch=watch)
-    report = clip.step()
+    largest = torch.stack(calls).amax(0)
+    with QKClip(model, float(largest.max()) / 2) as clip:
+        model(**inputs)
+        report = clip.step()
     assert report is not None
-    assert max(one.maximum for one in report.clips) == float(largest.max())
-    assert int(clip.total[name].max()) == 1
+    assert max(one.maximum for one in report.clips) == pytest.approx(float(largest.max()), rel=1e-6)
+    (total,) = clip.total.values()
+    assert total.tolist() == (largest > largest.max() / 2).long().tolist()
+
+
+@pytest.mark.parametrize("mode", ["observe", "use"])
+def test_learned_factors_and_softcaps(mode: Any) -> None:
+    """What is held is |scale·q·k|: with a learned factor of each head, and before the softcap."""
+    torch.manual_seed(9)
+    factors = nn.Parameter(torch.tensor([0.5, -3.0, 8.0]))
+    model = attemper.nn.MultiheadAttention(33, 3, scale=factors, softcap=2.0, batch_first=True)
+    x = torch.randn(2, 13, 33)
+    with torch.no_grad():
+        model(x, x, x, need_weights=False)
+        q, k = (part.unflatten(-1, (3, 11)).transpose(1, 2) for part in F.linear(x, model.in_proj_weight).chunk(3, -1)[:2])
+        largest = (factors[:, None, None] * (q @ k.mT)).abs().amax((0, 2, 3))
+    threshold = float(largest.sort().values[:2].mean())
+    with watch(model, mode=mode), QKClip(model, threshold) as clip:
+        model(x, x, x, need_weights=False)
+        report = clip.step()
+    assert report is not None
+    expected = [(threshold / each) for each in largest.tolist() if each > threshold]
+    assert [each.factor for each in report.clips] == pytest.approx(expected, rel=1e-5)
+    assert max(largest.tolist()) > 2.0
 
 
 class Tied(nn.Module):
@@ -251,47 +297,45 @@ def _saved(state: dict[str, Any]) -> Any:
     return file
 
 
-def test_the_optimiser_keeps_its_state_and_a_step_that_the_scaler_skipped_changes_nothing() -> None:
+def steep() -> tuple[Decoder, Tensor]:
     torch.manual_seed(5)
-    model, watch = Decoder(layers=1), Measured()
+    model = Decoder(layers=1)
     with torch.no_grad():
-        model.blocks[0].self_attn.in_proj_weight.mul_(9.0)
+        model.blocks[0].self_attn.in_proj_weight.mul_(9.0)  # pyrefly: ignore
+    return model, drawn(0)
+
+
+def test_the_optimiser_keeps_its_state_and_a_step_that_the_scaler_skipped_changes_nothing() -> None:
+    model, tokens = steep()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126)  # at which gradients overflow: the step is skipped
-    clip, tokens = QKClip(model, 10.0, watch=watch), drawn(0)
-    with watch.watching(model):
-        loss = loss_of(model, tokens)
-    scaler.scale(loss * 1e6).backward()
-    weights = copy.deepcopy(model.state_dict())
-    scaler.step(optimizer)
-    scaler.update()
-    assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
-    clip.step()
-    assert clip.clipped > 0
-    assert float(measured(model, {"input_ids": tokens})["blocks.0.self_attn"].max()) <= 10.0 * (1 + 1e-5)
-    optimizer.zero_grad()
-    with watch.watching(model):
-        loss = loss_of(model, tokens)
-    loss.backward()
-    optimizer.step()
-    state = copy.deepcopy(optimizer.state_dict()["state"])
-    clip.threshold = 5.0
-    clip.step()
+    with QKClip(model, 10.0) as clip:
+        weights = copy.deepcopy(model.state_dict())
+        scaler.scale(loss_of(model, tokens) * 1e6).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
+        clip.step()
+        assert clip.clipped > 0
+        assert float(measured(model, {"input_ids": tokens})["blocks.0.self_attn"].max()) <= 10.0 * (1 + 1e-5)
+        optimizer.zero_grad()
+        loss_of(model, tokens).backward()
+        optimizer.step()
+        state = copy.deepcopy(optimizer.state_dict()["state"])
+        clip.threshold = 5.0
+        clip.step()
     assert clip.clipped > 0
     for key, each in optimizer.state_dict()["state"].items():
         assert all(torch.equal(tensor, state[key][name]) for name, tensor in each.items())
 
 
 def test_float32_copies_that_the_optimiser_steps_are_clipped_in_place_of_the_16_bit_weights() -> None:
-    torch.manual_seed(5)
-    masters = Decoder(layers=1)
-    with torch.no_grad():
-        masters.blocks[0].self_attn.in_proj_weight.mul_(9.0)
-    model, watch = copy.deepcopy(masters).bfloat16(), Measured()
-    clip, tokens = QKClip(masters, 10.0, watch=watch), drawn(0)
-    with torch.no_grad(), watch.watching(model):
+    masters, tokens = steep()
+    model = copy.deepcopy(masters).bfloat16()
+    with watch(model) as watching:
+        clip = QKClip(masters, 10.0, watch=watching)
         model(tokens)
-    clip.step()
+        clip.step()
     assert clip.clipped > 0
     with torch.no_grad():
         for low, high in zip(model.parameters(), masters.parameters(), strict=True):
@@ -299,6 +343,35 @@ def test_float32_copies_that_the_optimiser_steps_are_clipped_in_place_of_the_16_
     largest = float(measured(model, {"input_ids": tokens})["blocks.0.self_attn"].max())
     # q and k are rounded to bfloat16 as well as the weights: 2⁻⁸ each, of sums of absolute values.
     assert largest <= 10.0 * (1 + 4 * 2**-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_weights_stay_within_their_rounding(dtype: torch.dtype) -> None:
+    """Clipped again and again at the same inputs, the bound that docs/clip.md states holds, and the clip comes to rest."""
+    torch.manual_seed(21)
+    model = nn.MultiheadAttention(66, 6, batch_first=True, dtype=dtype)
+    x = torch.randn(2, 31, 66, dtype=dtype)
+    with torch.no_grad():
+        model.in_proj_weight.mul_(6.0)
+    threshold, unit = 10.0, torch.finfo(dtype).eps / 2
+    with QKClip(model, threshold) as clip:
+        for _ in range(3):
+            model(x, x, x, need_weights=False)
+            clip.step()
+        weights, bias = model.in_proj_weight.detach().double(), model.in_proj_bias.detach().double()
+        sizes = F.linear(x.double().abs(), weights.abs(), bias.abs())
+        q, k = (part.unflatten(-1, (6, 11)).transpose(1, 2) for part in sizes.chunk(3, -1)[:2])
+        # Weights and the numbers of q and k are rounded once each, on both sides; the float32 sums are of no weight here.
+        slack = 4 * unit * float((q @ k.mT).max()) / math.sqrt(11)
+        model(x, x, x, need_weights=False)
+        largest = max(float(each.max()) for each in watch_maxima(model).values())
+    assert threshold * 0.9 < largest <= threshold + slack
+
+
+def watch_maxima(model: nn.Module) -> dict[str, Tensor]:
+    found = Watch.of(model)
+    assert found is not None
+    return found.maxima()
 
 
 def test_a_compiled_model_sees_the_new_weights_and_compiles_nothing_anew() -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import ArgumentError, AttemperError
+from attemper.monitor.watching import Watch, _innermost, watch
 from attemper.weights import ClipReport, Projections, qk_clip_
 from attemper.weights.clip import Operand, check_clip, clipped_parameters
 from attemper.weights.families import find_known
@@ -45,7 +46,8 @@ class QKClip:
     optimiser's state is left alone. A context manager; `remove()` does the same as leaving it.
 
     Args:
-        model: whose weights are clipped. Where an optimiser steps float32 copies of 16-bit weights, the module that holds those.
+        model: whose weights are clipped; of a DistributedDataParallel or a compiled module the one inside is meant. Where an
+            optimiser steps float32 copies of 16-bit weights, the module that holds those.
         threshold: above 0, in units of a logit.
         watch: which measures; None: the model's own (`Watch.of(model)`), and one that is started here where it has none, which
             measures every row of every step and is removed with this. Clipping holds for the rows and steps that it measures.
@@ -75,7 +77,8 @@ class QKClip:
         on: Operand = "auto",
         layouts: Mapping[str, Projections] | None = None,
     ) -> None:
-        qk_clip_(model, {}, threshold, on=on, layouts=layouts)  # says what is wrong with these
+        qk_clip_(model, {}, threshold, on=on)  # says what is wrong with these
+        model = _innermost(model)
         self._model, self._on = model, on
         self.threshold = threshold
         known, self.unclipped = find_known(model, layouts)
@@ -92,12 +95,15 @@ class QKClip:
         if not self._layouts:
             reasons = "; ".join(f"{name or 'the model'}: {reason}" for name, reason in self.unclipped.items())
             expected = "a model with attention modules of a known layout, or layouts={name: Projections(...)}"
-            raise ArgumentError("model", f"{type(model).__name__} without any that can be clipped ({reasons or 'none'})", expected)
+            raise ArgumentError(
+                "model", f"{type(model).__name__} without any that can be clipped ({reasons or 'none'})", expected
+            )
         self._warned: set[str] = set()
         self.clipped, self.min_factor, self.skipped, self.smallest = 0, 1.0, 0, 1.0
         self.total = {name: torch.zeros(one.heads, dtype=torch.int64) for name, one in self._layouts.items()}
         self.nonfinite = dict.fromkeys(self._layouts, 0)
         self._watch, self._own = (watch, None) if watch is not None else _watch_of(model)
+        self._watch.maxima()  # from now on: what was measured before belongs to weights that have been stepped since
 
     def step(self) -> ClipReport | None:
         """Clip by what was measured since the last call; after the optimiser's step. Every process calls it.
@@ -188,10 +194,14 @@ class QKClip:
         for name, maxima in measured.items():
             if name in self._layouts:
                 continue
-            reason = self.unclipped.setdefault(name, "where its q and k are made is not known; pass layouts={name: Projections(...)}")
+            reason = self.unclipped.setdefault(
+                name, "where its q and k are made is not known; pass layouts={name: Projections(...)}"
+            )
             if not bool((maxima <= self.threshold).all()):
                 largest = float(maxima.max())
-                self._warn(name, f"{name or 'the model'}: a logit of {largest:.4g} is over {self.threshold:g}, unclipped: {reason}")
+                self._warn(
+                    name, f"{name or 'the model'}: a logit of {largest:.4g} is over {self.threshold:g}, unclipped: {reason}"
+                )
 
     def _warn(self, name: str, message: str) -> None:
         if name not in self._warned:
@@ -210,12 +220,10 @@ class QKClip:
 
 def _watch_of(model: nn.Module) -> tuple[Maxima, Any]:
     """The watch that measures, and the same where it was started for this."""
-    from attemper.monitor.watching import Watch, watch
-
     found = Watch.of(model)
     if found is not None:
         return found, None
-    own = watch(model, every=1, rows=1)
+    own = watch(model)
     return own, own
 
 

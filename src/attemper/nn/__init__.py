@@ -1,9 +1,12 @@
-"""Modules around `attemper.attention`: torch's own with more options, and the parts that models put before the product."""
+"""Modules around `attemper.attention`: torch's own with more options, the parts that models put before the product, and
+penalties on its statistics.
+"""
 
 from attemper.nn.additive import AdditiveAttention
 from attemper.nn.block import Block
 from attemper.nn.differential import DifferentialAttention
 from attemper.nn.multihead import MultiheadAttention
+from attemper.nn.penalties import entropy_floor, z_loss
 from attemper.nn.qk_norm import QKNorm
 from attemper.nn.ring import ring_attention
 from attemper.nn.rope_rules import LinearRope, Llama3Rope, NTKRope, RopeRule, YarnRope
@@ -22,6 +25,8 @@ __all__ = [
     "RopeRule",
     "RotaryEmbedding",
     "YarnRope",
+    "entropy_floor",
     "ring_attention",
     "ring_shard",
+    "z_loss",
 ]

@@ -18,6 +18,7 @@ from attemper.monitor.clipping import QKClip
 from attemper.weights import ClipReport, find_projections
 from tests.capture.architectures import build
 from tests.monitor.measuring import measured, scaled_maxima
+from tests.monitor.small import Decoder, drawn, loss_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
 
@@ -34,34 +35,6 @@ class Given:
             return {}
         given, self.given = self.given, {}
         return {name: torch.as_tensor(each, dtype=torch.float64) for name, each in given.items()}
-
-
-class Decoder(nn.Module):
-    """A small causal decoder over 31 tokens, heads of width 7."""
-
-    def __init__(self, layers: int = 2, heads: int = 3) -> None:
-        super().__init__()
-        width = 7 * heads
-        self.embedding = nn.Embedding(31, width)
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, heads, 29, dropout=0.0, batch_first=True, norm_first=True) for _ in range(layers)
-        )
-        self.head = nn.Linear(width, 31)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        hidden = self.embedding(input_ids)
-        hidden_from = nn.Transformer.generate_square_subsequent_mask(input_ids.shape[1])
-        for block in self.blocks:
-            hidden = block(hidden, src_mask=hidden_from, is_causal=True)
-        return self.head(hidden)
-
-
-def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
-    return F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-
-
-def drawn(step: int) -> Tensor:
-    return torch.randint(31, (5, 13), generator=torch.Generator().manual_seed(step))
 
 
 class Stepped(NamedTuple):

@@ -139,7 +139,9 @@ def test_accumulation_evaluation_and_what_is_forgotten() -> None:
         model.train()
         with torch.no_grad():
             model(first)
-        with pytest.raises(UnsupportedError, match=r"no attention was computed by attemper in training mode .* since the last call"):
+        with pytest.raises(
+            UnsupportedError, match=r"no attention was computed by attemper in training mode .* since the last call"
+        ):
             penalties()
         model(first)
         model.eval()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import ArgumentError, AttemperError
-from attemper.monitor.watching import Watch, _innermost, watch
+from attemper.monitor.watching import Watch, innermost, watch
 from attemper.weights import ClipReport, Projections, qk_clip_
 from attemper.weights.clip import Operand, check_clip, clipped_parameters
 from attemper.weights.families import find_known
@@ -78,7 +78,7 @@ class QKClip:
         layouts: Mapping[str, Projections] | None = None,
     ) -> None:
         qk_clip_(model, {}, threshold, on=on)  # says what is wrong with these
-        model = _innermost(model)
+        model = innermost(model)
         self._model, self._on = model, on
         self.threshold = threshold
         known, self.unclipped = find_known(model, layouts)

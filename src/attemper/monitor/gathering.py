@@ -55,16 +55,27 @@ def gather(layers: Sequence[LocalLayer], plan: Plan) -> tuple[LayerRecord, ...]:
         ArgumentError: on every rank alike, where the ranks have different numbers of heads of one layer and nothing says that it
             is sharded, or a part of its heads is on no rank.
     """
+    return gather_with(layers, plan, {})[0]
+
+
+def gather_with(
+    layers: Sequence[LocalLayer], plan: Plan, beside: Mapping[str, Tensor | None]
+) -> tuple[tuple[LayerRecord, ...], dict[str, Tensor]]:
+    """What `gather` gives, and tensors of this rank that go to the host in the same copy, as float64 and not reduced.
+
+    Args and errors: as in `gather`, and
+
+        beside: the tensors by name; None is left out.
+    """
     mine = {(one.layer, one.call): one for one in layers}
     added = _Kind(packing.ADDED_ROWS, 0.0, lambda key: packing.added(mine[key].stats))
     largest = _Kind(packing.LARGEST_ROWS, -math.inf, lambda key: packing.largest(mine[key].stats, mine[key].scaled_max))
     heads = {key: one.stats.heads for key, one in mine.items()}
     device = next((one.scaled_max.device for one in layers), torch.device("cpu"))
-    return tuple(
-        LayerRecord(*key, *packing.unpacked(sums, maxima))
-        for key, maxima, sums in _reduced(plan, heads, device, largest, added)
-        if packing.seen(sums)
-    )
+    carried = {name: tensor for name, tensor in beside.items() if tensor is not None}
+    entries, rest = _reduced(plan, heads, device, largest, added, list(carried.values()))
+    records = tuple(LayerRecord(*key, *packing.unpacked(sums, maxima)) for key, maxima, sums in entries if packing.seen(sums))
+    return records, dict(zip(carried, rest, strict=True))
 
 
 def gather_maxima(maxima: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
@@ -81,7 +92,8 @@ def gather_maxima(maxima: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]
     largest = _Kind(1, -math.inf, lambda key: packing.without_nan(mine[key].unsqueeze(0)))
     heads = {key: values.shape[0] for key, values in mine.items()}
     device = next((values.device for values in maxima.values()), torch.device("cpu"))
-    return {layer: found[0].clone() for (layer, call), found, _ in _reduced(plan, heads, device, largest, None) if call == 0}
+    entries, _ = _reduced(plan, heads, device, largest, None, [])
+    return {layer: found[0].clone() for (layer, call), found, _ in entries if call == 0}
 
 
 class _Kind(NamedTuple):
@@ -93,9 +105,11 @@ class _Kind(NamedTuple):
 
 
 def _reduced(
-    plan: Plan, mine: Mapping[Key, int], device: torch.device, largest: _Kind, added: _Kind | None
-) -> list[tuple[Key, Tensor, Tensor]]:
+    plan: Plan, mine: Mapping[Key, int], device: torch.device, largest: _Kind, added: _Kind | None, beside: list[Tensor]
+) -> tuple[list[tuple[Key, Tensor, Tensor]], list[Tensor]]:
     """(layer and call, the largest, the sums) over the ranks for every entry of the layout: [rows, all heads] on the CPU.
+
+    And what stood beside them, in the same copy.
 
     Args:
         mine: how many heads this rank has of what it saw. device: where that lies; of no account where a group says another.
@@ -112,17 +126,21 @@ def _reduced(
             dist.all_reduce(maxima, op=dist.ReduceOp.MAX, group=group)
             if sums is not None:
                 dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=group)
-        host = (maxima if sums is None else torch.cat([maxima, sums])).cpu()
+        parts = [maxima, *([] if sums is None else [sums]), *(each.to(device, torch.float64).flatten() for each in beside)]
+        host = torch.cat(parts).cpu()
         if not host[0]:
             break
         plan.agree(mine, group)
     of_maxima = host[1 : len(maxima)].split([largest.rows * entry.heads for entry in plan.layout])
     rows = 0 if added is None else added.rows
-    of_sums = host[len(maxima) + 1 :].split([rows * entry.heads for entry in plan.layout])
-    return [
+    *of_sums, rest = host[len(maxima) + (sums is not None) :].split(
+        [*(rows * entry.heads for entry in plan.layout), sum(each.numel() for each in beside)]
+    )
+    entries = [
         (entry.key, one.view(largest.rows, entry.heads), other.view(rows, entry.heads))
         for entry, one, other in zip(plan.layout, of_maxima, of_sums, strict=True)
     ]
+    return entries, [part.view(each.shape) for part, each in zip(rest.split([t.numel() for t in beside]), beside, strict=True)]
 
 
 def _laid_out(plan: Plan, mine: Mapping[Key, int], kind: _Kind, device: torch.device) -> Iterable[Tensor]:

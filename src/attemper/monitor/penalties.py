@@ -28,7 +28,7 @@ from attemper.capture.functional import crosses
 from attemper.capture.recorder import Recorder
 from attemper.capture.using import Kept, Use, use
 from attemper.errors import ArgumentError, UnsupportedError
-from attemper.monitor.watching import _innermost, _patterns
+from attemper.monitor.watching import innermost, matching
 from attemper.nn.penalties import CountedRows, check_floor, counted, entropy_floor_of, z_loss_of
 from attemper.ops import LISTENERS, Listener, Problem
 from attemper.stats import RowStats
@@ -78,8 +78,8 @@ class Penalties:
             raise ArgumentError("z_loss", "None, and no entropy_floor either", "a factor for one of the two")
         if _is_compiled(model):
             raise UnsupportedError(_COMPILED)
-        self._model = _innermost(model)
-        self._layers = _patterns(self._model, layers)
+        self._model = innermost(model)
+        self._layers = matching(self._model, layers)
         self._rows: list[CountedRows] = []
         self._forward: contextlib.ExitStack | None = None
         self._recorder: Recorder | None = None

@@ -9,28 +9,56 @@ What it must hold:
 """
 
 import contextlib
+import dataclasses
 import time
+import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.metadata import version
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from attemper.capture import AttentionCall, Unseen
 from attemper.capture.using import use
-from attemper.errors import ArgumentError, AttemperError, UnsupportedError
+from attemper.errors import ArgumentError, AttemperError, MissingExtraError, UnsupportedError
+from attemper.monitor.alarms import Alarms, AlarmThresholds
+from attemper.monitor.gathering import LocalLayer, gather_maxima, gather_with
+from attemper.monitor.layout import Plan
 from attemper.monitor.measuring import Measured, measure
-from attemper.monitor.records import Alarm, LayerRecord, RunInfo, StepRecord
+from attemper.monitor.records import COLUMNS, Alarm, LayerRecord, RunInfo, StepRecord, WeightNorms
 from attemper.monitor.seeing import Seeing
-from attemper.monitor.trackers import Tracker
+from attemper.monitor.table import table_of
+from attemper.monitor.trackers import Tracker, resolve
+from attemper.monitor.trackers.guard import Guarded, begin_all
+from attemper.monitor.trackers.rows import rows_of
+from attemper.monitor.weight_norms import ProjectionNorms
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Mode = Literal["observe", "use"]
 _watches: weakref.WeakKeyDictionary[nn.Module, "Watch"] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `watch`, checked."""
+
+    every: int
+    layers: tuple[str, ...] | None
+    mode: Mode
+    rows: int
+    trackers: tuple[Guarded, ...]
+    on_alarm: Callable[[Alarm], object] | None
+    alarms: Alarms
+    history: int
 
 
 def watch(
@@ -40,19 +68,26 @@ def watch(
     layers: str | Sequence[str] | None = None,
     mode: Mode = "observe",
     rows: int = 1,
-    trackers: Sequence[Tracker] = (),
-    on_alarm: Callable[[Alarm], None] | None = None,
+    trackers: "str | Tracker | Callable[[StepRecord], object] | Iterable[object]" = (),
+    on_alarm: Callable[[Alarm], object] | None = None,
+    alarms: Mapping[str, float] | AlarmThresholds | None = None,
+    group: dist.ProcessGroup | None = None,
+    tensor_parallel: object = None,
+    replicated: Sequence[str] = (),
     history: int = 1000,
 ) -> "Watch":
     """Measure the attention logits of a model while it trains.
 
-        with attemper.watch(model, trackers=[...]) as watching:
-            for batch in data:
-                loss = model(batch); loss.backward(); optimizer.step(); optimizer.zero_grad()
+        with attemper.watch(model, trackers="jsonl:runs/a.jsonl") as watching:
+            for batch in batches:
+                loss = model(batch).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
                 watching.step(loss=loss.item())
 
-    Every forward pass of the model in training counts (one in evaluation mode without gradients does not), as many as there are
-    between two calls of `step`. See docs/watch.md.
+    Every forward pass of the model in training counts, as many as there are between two calls of `step`; one in evaluation mode
+    without gradients does not. See docs/watch.md.
 
     Args:
         model: any module; of a DistributedDataParallel or a compiled module the one inside is meant.
@@ -61,13 +96,18 @@ def watch(
         mode: "observe": the model's own kernel computes, and the statistics come from a pass of their own over q and k.
             "use": attemper's kernel computes (see `attemper.use`), and the statistics come with it.
         rows: in mode "observe", the stride of the rows that are measured: 8 looks at every eighth query and costs an eighth.
-        trackers: where the records go.
+        trackers: where the records go: trackers of `attemper.monitor`, functions of a record, or names such as
+            "parquet:runs/a"; one, or several in a list. On rank 0 alone. See docs/trackers.md.
         on_alarm: called with each alarm, on every process; it may raise to end the run.
+        alarms: thresholds by name, such as {"alarming-logit": 50}; what is not named keeps its default. See docs/alarms.md.
+        group: the processes whose rows are counted together; None: all, where torch.distributed is initialised.
+        tensor_parallel: a process group, or a DeviceMesh of one dimension, over which heads are sharded; None: what the DTensors
+            among the parameters say. replicated: patterns of layers that each of its ranks has whole. See docs/distributed.md.
         history: how many logged steps `frame` looks back on.
 
     Raises:
         ArgumentError: an argument does not fit; the message names it. UnsupportedError: the model is watched already, or, in
-            mode "use", is in use.
+            mode "use", is in use. What a tracker raises as it begins.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError("model", type(model).__name__, "a torch.nn.Module")
@@ -78,51 +118,55 @@ def watch(
         raise ArgumentError("mode", repr(mode), '"observe" or "use"')
     if mode == "use" and rows != 1:
         raise ArgumentError("rows", rows, 'nothing in mode "use", whose kernel measures every row; or mode="observe"')
-    root = _innermost(model)
+    if on_alarm is not None and not callable(on_alarm):
+        raise ArgumentError("on_alarm", repr(on_alarm), "a function of one alarm, or None")
+    root = innermost(model)
     if Watch.of(root) is not None:
         raise UnsupportedError("model: it is watched already; remove() what watch() returned for it (Watch.of(model)) first")
-    return Watch(root, every, _patterns(root, layers), mode, rows, tuple(trackers), on_alarm, history)
+    plan = Plan(root, group, tensor_parallel, replicated)
+    settings = Settings(every, matching(root, layers), mode, rows, tuple(resolve(trackers)), on_alarm, Alarms(alarms), history)
+    return Watch(root, settings, plan)
 
 
 class Watch:
-    """What `watch` returns. The arguments are those of `watch`."""
+    """What `watch` returns.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        every: int,
-        layers: tuple[str, ...] | None,
-        mode: Mode,
-        rows: int,
-        trackers: tuple[Tracker, ...],
-        on_alarm: Callable[[Alarm], None] | None,
-        history: int,
-    ) -> None:
-        self.every, self.mode, self.rows = every, mode, rows
+    Args:
+        model: without wrappers. settings: the arguments of `watch`. plan: how processes share the model out.
+
+    Attributes:
+        last: the last logged step, None before the first.
+    """
+
+    def __init__(self, model: nn.Module, settings: Settings, plan: Plan) -> None:
         self.last: StepRecord | None = None
-        self.records: deque[StepRecord] = deque(maxlen=history)
-        self._model, self._layers, self._trackers, self._on_alarm = model, layers, trackers, on_alarm
+        self._model, self._settings, self._plan = model, settings, plan
+        self._rows: deque[dict[str, list[Any]]] = deque(maxlen=settings.history)
         self._next = 0
         self._slots: dict[tuple[str, int], Measured] = {}
         self._maxima: dict[str, Tensor] | None = None
-        self._stack = contextlib.ExitStack()
-        if mode == "use":
-            self._stack.enter_context(use(model))
-        self._seeing = Seeing(model, mode == "use", self._measure, self._wants)
-        self._stack.callback(self._seeing.remove)
+        self._norms: ProjectionNorms | None = None
         self._order = {name: place for place, (name, _) in enumerate(model.named_modules())}
+        self._trackers = settings.trackers if _rank(plan) == 0 else ()
+        begin_all(self._trackers, _info(model, settings, plan))
+        self._stack = contextlib.ExitStack()
+        try:
+            if settings.mode == "use":
+                self._stack.enter_context(use(model))
+            self._seeing = Seeing(model, settings.mode == "use", self._measure, self._wants)
+            self._stack.callback(self._seeing.remove)
+        except BaseException:
+            self._close()
+            raise
         _watches[model] = self
-        info = RunInfo(type(model).__name__, mode, every, rows, time.time(), version("attemper"))
-        for tracker in trackers:
-            tracker.begin(info)
 
     @staticmethod
     def of(model: nn.Module) -> "Watch | None":
         """The watch of a model, or None."""
-        return _watches.get(_innermost(model))
+        return _watches.get(innermost(model))
 
     def step(self, step: int | None = None, **scalars: float) -> StepRecord | None:
-        """End a step, after `optimizer.step()`. Every process calls it.
+        """End a step, after `optimizer.step()`. A collective: every process calls it.
 
         Args:
             step: its number; None: one more than the last, from 0.
@@ -137,37 +181,77 @@ class Watch:
         self._seeing.prepare()
         if not logged:
             return None
-        found = [LayerRecord(layer, call, *each) for (layer, call), each in sorted(slots.items(), key=self._place)]
-        record = StepRecord(number, time.time(), tuple(found), (), {name: float(value) for name, value in scalars.items()})
+        record = StepRecord(number, time.time(), self._gathered(slots), (), {name: float(each) for name, each in scalars.items()})
+        record = dataclasses.replace(record, alarms=self._settings.alarms.look(record))
+        if not record.layers and self.last is None:
+            self._warn_of_nothing()
         self.last = record
-        self.records.append(record)
+        self._rows.append(rows_of(record))
         for tracker in self._trackers:
             tracker.log(record)
+        if self._settings.on_alarm is not None:
+            for alarm in record.alarms:
+                self._settings.on_alarm(alarm)
         return record
 
     def maxima(self) -> dict[str, Tensor]:
-        """Of each layer, float64 [heads] on the CPU: the largest |scale·q·k| since this was asked last. Every process calls it.
+        """Of each layer, float64 [heads] on the CPU: the largest |scale·q·k| since this was asked last. A collective.
 
         From the first time on, the maxima of every training step are measured, not only of the logged ones.
         """
         found = {} if self._maxima is None else self._maxima
         self._maxima = {}
         self._seeing.prepare()
-        return {layer: maximum.cpu() for layer, maximum in found.items()}
+        return gather_maxima(found, self._plan)
+
+    def table(self) -> str:
+        """The last logged step as text: a line a layer, with the worst head of each figure."""
+        return "no step has been logged" if self.last is None else table_of(self.last)
+
+    def frame(self) -> "pd.DataFrame":
+        """The logged steps, as far back as `history`, as a pandas frame: a row a head, the columns of a Parquet tracker.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingExtraError("pandas", "frame", "make a frame; Watch.last and trackers need none") from error
+        return pd.DataFrame({name: [each for rows in self._rows for each in rows[name]] for name in COLUMNS})
 
     def unseen(self) -> tuple[Unseen, ...]:
         """Attention modules that are not measured, each with the reason. Ask after a forward pass."""
         notes = self._seeing.notes
         return tuple(Unseen(name, notes[name]) for name in sorted(notes, key=lambda name: self._order.get(name, 0)))
 
+    @property
+    def faults(self) -> dict[str, Exception]:
+        """Trackers that failed and get nothing more, by name, with what they raised."""
+        return {tracker.name: tracker.fault for tracker in self._trackers if tracker.fault is not None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run that goes on needs to know: the number of the next step, and what the alarms remember."""
+        return {"next": self._next, "alarms": self._settings.alarms.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was made.
+
+        Raises:
+            ArgumentError: it is not what `state_dict` gives.
+        """
+        number = state.get("next") if isinstance(state, Mapping) else None
+        if not isinstance(number, int):
+            raise ArgumentError("state", repr(state)[:80], "what Watch.state_dict gave")
+        self._settings.alarms.load_state_dict(state["alarms"])
+        self._next = number
+        self._seeing.prepare()
+
     def remove(self) -> None:
         """Stop watching, and close the trackers. A second time does nothing."""
-        if Watch.of(self._model) is not self:
-            return
-        del _watches[self._model]
-        self._stack.close()
-        for tracker in self._trackers:
-            tracker.close()
+        if Watch.of(self._model) is self:
+            del _watches[self._model]
+            self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -177,18 +261,22 @@ class Watch:
 
     @property
     def _due(self) -> bool:
-        return self._next % self.every == 0
+        return self._next % self._settings.every == 0
 
-    def _place(self, item: tuple[tuple[str, int], Measured]) -> tuple[int, int]:
-        (layer, call), _ = item
-        return self._order.get(layer, 0), call
+    def _wants(self) -> bool:
+        return self._due or self._maxima is not None
+
+    def _close(self) -> None:
+        self._stack.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def _measure(self, call: AttentionCall) -> None:
-        layer = call.module
-        if not (self._layers is None or any(fnmatchcase(layer, pattern) for pattern in self._layers)):
+        layer, patterns = call.module, self._settings.layers
+        if not (patterns is None or any(fnmatchcase(layer, pattern) for pattern in patterns)):
             return
         try:
-            measured = measure(call, self.rows)
+            measured = measure(call, self._settings.rows)
         except AttemperError as error:
             self._exclude(layer, f"its logits could not be measured: {error}")
             return
@@ -206,9 +294,6 @@ class Watch:
             heads = f"{self._slots[key].stats.heads} and {measured.stats.heads}"
             self._exclude(layer, f"it ran with different numbers of heads within one step, {heads}")
 
-    def _wants(self) -> bool:
-        return self._due or self._maxima is not None
-
     def _exclude(self, layer: str, reason: str) -> None:
         self._seeing.notes.setdefault(layer, reason)
         for key in [key for key in self._slots if key[0] == layer]:
@@ -216,14 +301,34 @@ class Watch:
         if self._maxima is not None:
             self._maxima.pop(layer, None)
 
+    def _gathered(self, slots: dict[tuple[str, int], Measured]) -> tuple[LayerRecord, ...]:
+        keys = sorted(slots, key=lambda key: (self._order.get(key[0], 0), key[1]))
+        names = list(dict.fromkeys(layer for layer, _ in keys))
+        if self._norms is None and names:
+            self._norms = ProjectionNorms(self._model, names)
+        norms = {} if self._norms is None else self._norms.measure()
+        layers, host = gather_with([LocalLayer(*key, *slots[key]) for key in keys], self._plan, norms)
+        return tuple(dataclasses.replace(each, norms=_norms(host.get(each.layer))) for each in layers)
 
-def _innermost(model: nn.Module) -> nn.Module:
+    def _warn_of_nothing(self) -> None:
+        reasons = "; ".join(f"{each.module or 'the model'}: {each.reason}" for each in self.unseen())
+        if not reasons:
+            reasons = "no forward pass of it ran in training mode, or it has no attention; watch the module that is called"
+        warnings.warn(f"no attention was measured in {type(self._model).__name__}: {reasons}", stacklevel=3)
+
+
+def innermost(model: nn.Module) -> nn.Module:
     """The module inside the wrappers that torch puts around a model."""
     inside = getattr(model, "module" if isinstance(model, nn.parallel.DistributedDataParallel) else "_orig_mod", None)
-    return _innermost(inside) if isinstance(inside, nn.Module) else model
+    return innermost(inside) if isinstance(inside, nn.Module) else model
 
 
-def _patterns(model: nn.Module, layers: str | Sequence[str] | None) -> tuple[str, ...] | None:
+def matching(model: nn.Module, layers: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Patterns of module names, each of which fits some module of the model.
+
+    Raises:
+        ArgumentError: one does not.
+    """
     if layers is None:
         return None
     patterns = (layers,) if isinstance(layers, str) else tuple(layers)
@@ -234,3 +339,17 @@ def _patterns(model: nn.Module, layers: str | Sequence[str] | None) -> tuple[str
             expected = f"patterns of names of modules, such as {', '.join(map(repr, attending or names[1:4]))}"
             raise ArgumentError("layers", repr(pattern), expected)
     return patterns
+
+
+def _norms(measured: Tensor | None) -> WeightNorms | None:
+    return None if measured is None else WeightNorms(*measured.tolist())
+
+
+def _rank(plan: Plan) -> int:
+    return dist.get_rank(plan.group) if dist.is_available() and dist.is_initialized() else 0
+
+
+def _info(model: nn.Module, settings: Settings, plan: Plan) -> RunInfo:
+    world = dist.get_world_size(plan.group) if dist.is_available() and dist.is_initialized() else 1
+    name = type(model).__name__
+    return RunInfo(name, settings.mode, settings.every, settings.rows, time.time(), version("attemper"), world)

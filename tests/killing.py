@@ -1,7 +1,7 @@
 """Kills processes that log a run, with SIGKILL, and looks at what they left: `python -m tests.killing TRACKER FOLDER`.
 
 First before each single thing that a process asks of the file system, one process a thing, and each run is then gone on with;
-then at random moments, each process going on with the run of the one before.
+then at random moments, each process going on with the run of the one before, while this one reads it.
 """
 
 import itertools
@@ -111,6 +111,22 @@ def kill_everywhere(name: str, folder: Path) -> int:
     raise AssertionError
 
 
+def watch_for(seconds: float, path: Path, *, begun: bool) -> None:
+    """Read a run while another process writes it: there is never less of it, and never a part of a step."""
+    end, there = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        try:
+            run = read_run(path)
+        except LoadError:
+            assert not begun
+            continue
+        begun = True
+        assert list(run.scalars) == list(range(len(run.scalars)))
+        assert len(run.scalars) >= there
+        assert len(run.columns["step"]) == HEADS * len(run.scalars)
+        there = len(run.scalars)
+
+
 def kill_at_random(name: str, folder: Path, often: int) -> int:
     """How many processes were killed at work, in some of the first milliseconds."""
     there, killed_ones, run = 0, 0, folder
@@ -118,7 +134,7 @@ def kill_at_random(name: str, folder: Path, often: int) -> int:
         if there in (0, len(RECORDS)):
             there, run = 0, folder / f"random-{number}"
         pid, reading = log_in_child(name, run, there, len(RECORDS))
-        time.sleep(random.uniform(0.0, 0.06))
+        watch_for(random.uniform(0.0, 0.06), run, begun=there > 0)
         os.kill(pid, signal.SIGKILL)
         said, killed = said_by(pid, reading)
         there = steps_in(run, there, said)

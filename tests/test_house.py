@@ -27,6 +27,11 @@ OPTIONAL = (
     "jinja2",
     "altair",
     "vl_convert",
+    "pyarrow",
+    "tensorboard",
+    "wandb",
+    "trackio",
+    "mlflow",
 )
 
 

@@ -160,8 +160,11 @@ def read(folder: Path, after: int | None = None) -> Run:
         files = _files(folder / _SIDE)
         attempt = files[-1].attempt if files else 0
         spans = {each: _span(files, each, after) for each in {file.attempt for file in files}}
-        steps = _rows(folder / _SIDE, spans, _steps_schema(arrow)).to_pylist()
-        heads = _rows(folder, spans, _heads_schema(arrow))
+        steps = _rows(folder / _SIDE, files, spans, _steps_schema(arrow)).to_pylist()
+        # A file that begins with a step beyond them is being written, or is what a kill left and resuming takes away.
+        last = max(((row["attempt"], row["step"]) for row in steps), default=(-1, -1))
+        begun = [file for file in _files(folder) if (file.attempt, file.step) <= last]
+        heads = _rows(folder, begun, spans, _heads_schema(arrow))
         heads = heads.filter(arrow.compute.is_in(heads["step"], arrow.array([row["step"] for row in steps], arrow.int64())))
         columns = {name: heads.column(name).to_pylist() for name in COLUMNS}
         for figure in FIGURES:
@@ -180,12 +183,11 @@ def _span(files: list[_File], attempt: int, after: int | None) -> tuple[int, int
     return -1 if after is None else after + 1, min(begins, default=1 << 62)
 
 
-def _rows(folder: Path, spans: dict[int, tuple[int, int]], schema: "pa.Schema") -> "pa.Table":
+def _rows(folder: Path, files: list[_File], spans: dict[int, tuple[int, int]], schema: "pa.Schema") -> "pa.Table":
     import pyarrow as pa
     from pyarrow import compute
 
     tables = [schema.empty_table()]
-    files = [file for file in _files(folder) if file.attempt in spans]
     for file, following in itertools.zip_longest(files, files[1:]):
         first, end = spans[file.attempt]
         before_next = following is not None and following.attempt == file.attempt and following.step <= first

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from attemper.errors import LoadError
 from attemper.monitor.records import Run
-from attemper.monitor.trackers import json_lines, parquet
+from attemper.monitor.trackers import json_lines, parquet_folder
 
 __all__ = ["Run", "read_run"]
 
@@ -25,4 +25,4 @@ def read_run(path: "str | os.PathLike[str]", after: int | None = None) -> Run:
     path = Path(path)
     if not path.exists():
         raise LoadError(f"{path}: nothing is there; expected the file of JSONLines or the folder of Parquet")
-    return parquet.read(path, after) if path.is_dir() else json_lines.read(path, after)
+    return parquet_folder.read(path, after) if path.is_dir() else json_lines.read(path, after)

@@ -56,6 +56,7 @@ def float32(values: dict[str, dict[int, float]]) -> dict[str, dict[int, float]]:
     return {tag: {step: struct.unpack("f", struct.pack("f", x))[0] for step, x in steps.items()} for tag, steps in values.items()}
 
 
+@pytest.mark.slow
 def test_tensorboard(tmp_path: Path) -> None:
     log("tensorboard", tmp_path)
     for run in ("closed", "killed"):
@@ -92,6 +93,7 @@ def test_tensorboard_leaves_a_run_alone(tmp_path: Path) -> None:
         TensorBoard(tmp_path, images_every=-1)
 
 
+@pytest.mark.slow
 def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log("mlflow", tmp_path)
     for name, value in environment(tmp_path).items():
@@ -113,6 +115,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [line.split()[2] for line in Path(path).read_text().splitlines()] == ALARMS
 
 
+@pytest.mark.slow
 def test_trackio(tmp_path: Path) -> None:
     log("trackio", tmp_path)
     read = """
@@ -157,6 +160,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
             whole = b""
 
 
+@pytest.mark.slow
 def test_wandb(tmp_path: Path) -> None:
     log("wandb", tmp_path)
     for run in ("closed", "killed"):
@@ -176,3 +180,37 @@ def test_wandb(tmp_path: Path) -> None:
             if record.WhichOneof("record_type") == "metric"
         }
         assert axes.get("attention/*") == axes.get("watch/*") == "watch/step"
+
+
+@pytest.mark.slow
+def test_a_run_of_the_callers_own_is_used_and_left_open(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+import mlflow, trackio, wandb
+from attemper.monitor.trackers import MLflow, Trackio, WandB
+from tests.monitored import INFO, record_of
+
+folder = Path(sys.argv[1])
+mlflow.set_tracking_uri((folder / "mlruns").as_uri())
+runs = wandb.init(dir=str(folder), id="mine"), trackio.init("mine", name="mine", embed=False), mlflow.start_run(run_name="mine")
+for tracker in (WandB(), Trackio(), MLflow(), WandB(runs[0]), Trackio(runs[1]), MLflow(run_id=runs[2].info.run_id)):
+    tracker.begin(INFO)
+    tracker.log(record_of(3))
+    tracker.close()
+assert (wandb.run, trackio.context_vars.current_run.get()) == runs[:2]
+assert mlflow.active_run().info.run_id == runs[2].info.run_id
+for run in runs[:2]:
+    run.log({"mine": 1.0})
+    run.finish()
+client = mlflow.MlflowClient()
+mlflow.end_run()
+assert [run.info.run_name for run in client.search_runs(["0"])] == ["mine"]
+assert client.get_experiment_by_name("attemper") is None
+from trackio.sqlite_storage import SQLiteStorage
+assert [len(row) > 2 for row in SQLiteStorage.get_logs("mine", "mine")] == [True, True, True]
+"""
+    variables = os.environ | environment(tmp_path)
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=variables)
+    assert done.returncode == 0, done.stdout + done.stderr

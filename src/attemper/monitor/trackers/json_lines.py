@@ -37,7 +37,7 @@ class JSONLines:
 
     def __init__(self, path: "str | os.PathLike[str]", *, resume: bool = False) -> None:
         self.path, self.resume = Path(path), resume
-        self._stream: BinaryIO | None = None
+        self._stream: BinaryIO  # from begin on
         self._last, self._attempt = -1, 0
 
     def begin(self, run: RunInfo) -> None:
@@ -69,8 +69,7 @@ class JSONLines:
 
     def close(self) -> None:
         """Close the file."""
-        if self._stream is not None:
-            self._stream.close()
+        self._stream.close()
 
     def _check_present(self, run: RunInfo) -> None:
         if not self.resume:
@@ -89,8 +88,6 @@ class JSONLines:
             stream.truncate(end)
 
     def _write(self, line: dict[str, Any]) -> None:
-        if self._stream is None:
-            raise RuntimeError("begin was not called")
         self._stream.write((json.dumps(line, allow_nan=False) + "\n").encode())
         self._stream.flush()
 

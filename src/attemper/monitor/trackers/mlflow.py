@@ -40,7 +40,8 @@ class MLflow:
     ) -> None:
         self.uri, self.run_id, self.experiment, self.name = uri, run_id, experiment, name
         self._summary = Summary(most, "MLflow")
-        self._client: MlflowClient | None = None
+        self._client: MlflowClient  # from begin on
+        self._run: str
         self._own = False
         self._alarms: list[str] = []
 
@@ -51,31 +52,31 @@ class MLflow:
         except ImportError as error:
             raise MissingExtraError("mlflow-skinny", "mlflow", "log to MLflow") from error
         self._client = mlflow.MlflowClient(self.uri)
-        if self.run_id is None and self.uri is None and (active := mlflow.active_run()) is not None:
-            self.run_id = active.info.run_id
-        if self.run_id is None:
+        present = self.run_id
+        if present is None and self.uri is None and (active := mlflow.active_run()) is not None:
+            present = active.info.run_id
+        self._own = present is None
+        if present is None:
             experiment = self._client.get_experiment_by_name(self.experiment)
             number = experiment.experiment_id if experiment else self._client.create_experiment(self.experiment)
-            self.run_id = self._client.create_run(number, run_name=self.name).info.run_id
-            self._own = True
+            present = self._client.create_run(number, run_name=self.name).info.run_id
+        self._run = present
         for name, value in fields_of(run).items():
-            self._client.set_tag(self.run_id, f"attemper.{name}", value)
+            self._client.set_tag(self._run, f"attemper.{name}", value)
 
     def log(self, record: StepRecord) -> None:
         """Log the scalars of the step, and write the alarms."""
         from mlflow.entities import Metric
 
-        if self._client is None or self.run_id is None:
-            raise RuntimeError("begin was not called")
         time = round(record.time * 1000)
         metrics = [Metric(tag, value, time, record.step) for tag, value in self._summary.scalars(record).items()]
         for start in range(0, len(metrics), _BATCH):
-            self._client.log_batch(self.run_id, metrics[start : start + _BATCH], synchronous=True)
+            self._client.log_batch(self._run, metrics[start : start + _BATCH], synchronous=True)
         if record.alarms:
             self._alarms += [text_of(alarm) + "\n" for alarm in record.alarms]
-            self._client.log_text(self.run_id, "".join(self._alarms), _ALARMS)
+            self._client.log_text(self._run, "".join(self._alarms), _ALARMS)
 
     def close(self) -> None:
         """End the run, if it was started here."""
-        if self._client is not None and self.run_id is not None and self._own:
-            self._client.set_terminated(self.run_id)
+        if self._own:
+            self._client.set_terminated(self._run)

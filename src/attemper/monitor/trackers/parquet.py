@@ -56,8 +56,8 @@ class Parquet:
     def __init__(self, folder: "str | os.PathLike[str]", *, resume: bool = False) -> None:
         self.folder, self.resume = Path(folder), resume
         self._last, self._attempt = -1, 0
-        self._heads: _Growing | None = None
-        self._steps: _Growing | None = None
+        self._heads: _Growing  # from begin on, as the next one
+        self._steps: _Growing
 
     def begin(self, run: RunInfo) -> None:
         """Make the folder, or find the end of the run that is there."""
@@ -76,8 +76,6 @@ class Parquet:
 
     def log(self, record: StepRecord) -> None:
         """Write the rows of the step, then the line of the step: it is there for `read_run` when both are."""
-        if self._heads is None or self._steps is None:
-            raise RuntimeError("begin was not called")
         attempt = self._attempt + (record.step <= self._last)
         rows = rows_of(record)
         self._heads.add(attempt, record.step, {"attempt": [attempt] * len(rows["step"]), **rows})

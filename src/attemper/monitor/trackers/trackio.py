@@ -33,7 +33,7 @@ class Trackio:
         self._given = run
         self._init: dict[str, Any] = {"project": project, "auto_log_cpu": False, "auto_log_gpu": False, "embed": False, **init}
         self._summary = Summary(most, "Trackio")
-        self._run: trackio_package.Run | None = None
+        self._run: trackio_package.Run  # from begin on
         self._own = False
 
     def begin(self, run: RunInfo) -> None:
@@ -43,19 +43,18 @@ class Trackio:
             from trackio import context_vars
         except ImportError as error:
             raise MissingExtraError("trackio", "trackio", "log to trackio") from error
-        self._run = self._given or context_vars.current_run.get()
-        self._own = self._run is None
-        if self._run is None:
+        present = self._given or context_vars.current_run.get()
+        self._own = present is None
+        if present is None:
             config = {**self._init.get("config", {}), "attemper": fields_of(run)}
             init: dict[str, Any] = {**self._init, "config": config}
-            self._run = trackio.init(**init)
+            present = trackio.init(**init)
+        self._run = present
 
     def log(self, record: StepRecord) -> None:
         """Log the scalars of the step, and an alert for each alarm."""
         from trackio import AlertLevel
 
-        if self._run is None:
-            raise RuntimeError("begin was not called")
         self._run.log(self._summary.scalars(record), step=record.step)
         for alarm in record.alarms:
             self._run.alert(f"attemper {alarm.code}", alarm.message, AlertLevel(_LEVELS[alarm.severity]), step=record.step)
@@ -63,7 +62,7 @@ class Trackio:
 
     def close(self) -> None:
         """End the run, if it was started here."""
-        if self._run is not None and self._own:
+        if self._own:
             import trackio
 
             trackio.finish()

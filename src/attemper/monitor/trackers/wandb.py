@@ -34,7 +34,7 @@ class WandB:
     def __init__(self, run: "wandb_package.Run | None" = None, *, most: int = 500, **init: Any) -> None:
         self._given, self._init = run, init
         self._summary = Summary(most, "WandB")
-        self._run: wandb_package.Run | None = None
+        self._run: wandb_package.Run  # from begin on
         self._own = False
 
     def begin(self, run: RunInfo) -> None:
@@ -43,26 +43,25 @@ class WandB:
             import wandb
         except ImportError as error:
             raise MissingExtraError("wandb", "wandb", "log to Weights & Biases") from error
-        self._run = self._given or wandb.run
-        self._own = self._run is None
-        if self._run is None:
+        present = self._given or wandb.run
+        self._own = present is None
+        if present is None:
             init = dict(self._init)
             if "settings" not in init and "x_transaction_log_flush_interval" in wandb.Settings.model_fields:
                 init["settings"] = wandb.Settings(x_transaction_log_flush_interval=_FLUSH)
-            self._run = wandb.init(**init)
+            present = wandb.init(**init)
+        self._run = present
         self._run.config.update({"attemper": fields_of(run)}, allow_val_change=True)
         for tags in ("attention/*", "watch/*"):
             self._run.define_metric(tags, step_metric=_STEP)
 
     def log(self, record: StepRecord) -> None:
         """Log the scalars of the step, and an alert for each alarm."""
-        if self._run is None:
-            raise RuntimeError("begin was not called")
         self._run.log({_STEP: record.step, **self._summary.scalars(record)})
         for alarm in record.alarms:
             self._run.alert(f"attemper {alarm.code}", f"step {alarm.step}: {alarm.message}", level=_LEVELS[alarm.severity])
 
     def close(self) -> None:
         """End the run, if it was started here."""
-        if self._run is not None and self._own:
+        if self._own:
             self._run.finish()

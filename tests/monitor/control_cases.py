@@ -44,7 +44,7 @@ def agreed(report: ClipReport | None) -> ClipReport:
 
 
 def trained(model: nn.Module, threshold: float, tokens: list[Tensor]) -> int:
-    """How many heads were clipped in a run of a sharded model; after each clip what this process's data make is under the threshold."""
+    """How many heads were clipped in a run of a sharded model, each clip of which held for this process's data."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     clip, clipped = QKClip(model, threshold, watch=Reduced(model)), 0
     for batch in tokens:

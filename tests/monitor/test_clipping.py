@@ -89,7 +89,7 @@ def test_its_own_watch_goes_with_it_and_another_one_stays() -> None:
     assert Watch.of(model) is None
     clip.remove()
     with watch(model, every=3) as watching:
-        with QKClip(nn.parallel.DataParallel(model), 0.001) as clip:
+        with QKClip(torch.compile(model, backend="eager"), 0.001) as clip:
             for _ in range(2):  # the maxima of steps that are not logged too
                 loss_of(model, drawn(0)).backward()
                 clip.step()
@@ -334,8 +334,8 @@ def test_16_bit_weights_stay_within_their_rounding(dtype: torch.dtype) -> None:
         weights, bias = model.in_proj_weight.detach().double(), model.in_proj_bias.detach().double()
         sizes = F.linear(x.double().abs(), weights.abs(), bias.abs())
         q, k = (part.unflatten(-1, (6, 11)).transpose(1, 2) for part in sizes.chunk(3, -1)[:2])
-        # Weights and the numbers of q and k are rounded once each, on both sides; the float32 sums are of no weight here.
-        slack = 4 * unit * float((q @ k.mT).max()) / math.sqrt(11)
+        # W_q, W_k, q and k are rounded after the clip, and q and k were before it; the float32 sums are of no weight here.
+        slack = 6 * unit * float((q @ k.mT).max()) / math.sqrt(11)
         model(x, x, x, need_weights=False)
         largest = max(float(each.max()) for each in watch_maxima(model).values())
     assert threshold * 0.9 < largest <= threshold + slack

@@ -5,9 +5,9 @@ What it must hold:
 - a penalty that could not be collected is an error, never a gradient that is silently missing;
 - nothing of size queries × keys is kept, and nothing here waits for the device.
 
-The rows come from attemper's own kernel, which tells listeners of each call. Only references to lse, entropy and count are kept in
-the forward pass and the penalties are computed when they are asked for: what a checkpointed region saves for its backward pass must
-be the same when it is run again, and there nothing of ours runs.
+The rows come from attemper's own kernel, which tells listeners of each call. The forward pass keeps lse, entropy and count, and
+the penalties are computed when they are asked for: what a checkpointed region saves for its backward pass must be the same when
+it runs again, and there nothing of ours does.
 """
 
 import contextlib

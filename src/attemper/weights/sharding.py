@@ -63,7 +63,7 @@ def part(name: str, parameter: nn.Parameter, dim: int | None) -> Part:
         split = tuple(_of_vector(each) if getattr(each, "dim", None) == dim else Replicate() for each in placements)
     with torch.no_grad():  # in which to_local gives the tensor itself, not a view of it
         held = distribute_tensor(places.to(mesh.device_type), mesh, split, src_data_rank=None).to_local()  # without communication
-        return Part(parameter.to_local(), held.flatten().cpu(), mesh)  # pyrefly: ignore[not-callable]
+        return Part(parameter.to_local(), held.flatten().cpu(), mesh)  # pyrefly: ignore[missing-attribute]
 
 
 def reshard(model: nn.Module) -> None:

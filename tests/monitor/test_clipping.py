@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attemper
-from attemper.capture import capture
-from attemper.errors import ArgumentError
+from attemper.capture import Unseen, capture
+from attemper.errors import ArgumentError, UnsupportedError
 from attemper.monitor import Watch, watch
 from attemper.monitor.clipping import QKClip
 from attemper.weights import ClipReport, find_projections
@@ -212,6 +212,28 @@ def test_what_cannot_be_clipped_is_named_and_told_once() -> None:
         clip.step()
 
 
+def test_a_run_in_which_nothing_is_measured_says_so_once() -> None:
+    class Blind(Given):
+        def unseen(self) -> tuple[Unseen, ...]:
+            return (Unseen("one", "it hides"),)
+
+    model = nn.ModuleDict({"one": nn.MultiheadAttention(22, 2)})
+    clip = QKClip(model, watch=Blind({}))
+    with pytest.warns(UserWarning, match=r"QKClip: no logits were measured, so nothing is clipped \(one: it hides\)") as told:
+        assert clip.step() is None
+    assert told[0].filename == __file__
+    assert clip.step() is None
+
+
+def test_weights_that_are_flattened_are_refused() -> None:
+    class FullyShardedDataParallel(nn.Module):
+        pass
+
+    model = nn.ModuleDict({"one": nn.MultiheadAttention(22, 2), "other": FullyShardedDataParallel()})
+    with pytest.raises(UnsupportedError, match="FullyShardedDataParallel flattens weights, .*; use fully_shard"):
+        QKClip(model, watch=Given({}))
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_maxima_that_are_not_finite_leave_the_weights_alone(bad: float) -> None:
     torch.manual_seed(7)
@@ -365,3 +387,14 @@ def test_a_compiled_model_sees_the_new_weights_and_compiles_nothing_anew() -> No
         assert not torch.allclose(first, second)
         torch.testing.assert_close(second, model(tokens))
     assert seen == graphs
+
+
+def test_a_compiled_model_is_clipped_by_what_its_own_watch_measures() -> None:
+    model, tokens = steep()
+    compiled = torch.compile(model, backend="eager")
+    with QKClip(compiled, 10.0) as clip:
+        loss_of(compiled, tokens).backward()
+        report = clip.step()
+    assert report is not None
+    assert report.clips
+    assert float(measured(model, {"input_ids": tokens})["blocks.0.self_attn"].max()) <= 10.0 * (1 + 1e-5)

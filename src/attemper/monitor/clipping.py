@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from attemper.errors import ArgumentError, AttemperError
+from attemper.errors import ArgumentError, AttemperError, UnsupportedError
 from attemper.monitor.watching import Watch, innermost, watch
 from attemper.weights import ClipReport, Projections, qk_clip_
 from attemper.weights.clip import Operand, check_clip, clipped_parameters
@@ -64,6 +64,7 @@ class QKClip:
 
     Raises:
         ArgumentError: threshold or on is unusable, or no module of the model can be clipped; the reasons are told.
+        UnsupportedError: a part of the model is a FullyShardedDataParallel.
 
     Source: Kimi Team 2025 (Kimi K2, arXiv 2507.20534), section 2.1, MuonClip.
     """
@@ -81,6 +82,10 @@ class QKClip:
         model = innermost(model)
         self._model, self._on = model, on
         self.threshold = threshold
+        if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+            raise UnsupportedError(
+                "model: FullyShardedDataParallel flattens weights, which leaves no heads to clip; use fully_shard"
+            )
         known, self.unclipped = find_known(model, layouts)
         self._layouts: dict[str, Projections] = {}
         self._groups: list[tuple[str, ...]] = []
@@ -129,6 +134,7 @@ class QKClip:
                 over |= dict.fromkeys(group, largest.clamp_min(0.0))
         self._tell_of_others(measured)
         if not anything:
+            self._tell_of_unmeasured()
             return None
         report = qk_clip_(self._model, over, self.threshold, on=self._on, layouts=self._layouts)
         for clip in report.clips:
@@ -202,6 +208,13 @@ class QKClip:
                 self._warn(
                     name, f"{name or 'the model'}: a logit of {largest:.4g} is over {self.threshold:g}, unclipped: {reason}"
                 )
+
+    def _tell_of_unmeasured(self) -> None:
+        """Nothing was measured: where the watch has reasons, this is no step without a forward pass."""
+        unseen = getattr(self._watch, "unseen", tuple)()
+        if unseen:
+            reasons = "; ".join(f"{each.module or 'the model'}: {each.reason}" for each in unseen)
+            self._warn(" unmeasured", f"no logits were measured, so nothing is clipped ({reasons})")
 
     def _warn(self, name: str, message: str) -> None:
         if name not in self._warned:

@@ -230,7 +230,7 @@ def test_weights_that_are_flattened_are_refused() -> None:
         pass
 
     model = nn.ModuleDict({"one": nn.MultiheadAttention(22, 2), "other": FullyShardedDataParallel()})
-    with pytest.raises(UnsupportedError, match="FullyShardedDataParallel flattens weights, .*; use fully_shard"):
+    with pytest.raises(UnsupportedError, match=r"FullyShardedDataParallel flattens weights, .*; use fully_shard"):
         QKClip(model, watch=Given({}))
 
 

@@ -123,6 +123,50 @@ def histogram(kind: str) -> dict[str, Any]:
     return _compiled(chart)
 
 
+@functools.cache
+def curves(kind: str) -> dict[str, Any]:
+    """Lines over steps, that expects four sets of data.
+
+    "points" (x, y, series; y null where a line breaks), "chosen" (the same, of the line that stands out), "rules" (y, words) and
+    "marks" (x, y, severity). The page sets the signals `width`, `height` and `count`, how many series there are: the first is
+    pale, the last strong. It also sets the domains of the scales "x" and "y" ("share" has its own).
+
+    Args:
+        kind: "share" (0 to 1), "linear" or "log", as the vertical axis is.
+    """
+    import altair as alt
+
+    scales = {
+        "share": alt.Scale(domain=[0, 1]),
+        "linear": alt.Scale(nice=True, zero=False),
+        "log": alt.Scale(type="log", nice=False),
+    }
+    x = alt.X("x:Q", scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(title="step", format="d", tickCount=8, grid=False))
+    y = alt.Y("y:Q", scale=scales[kind], axis=alt.Axis(title=None, format="~g", tickCount=5, minExtent=44, grid=kind != "log"))
+    # The ramp begins at the paper's own colour, which no line should have.
+    ramp = alt.Scale(type="linear", range="heatmap", domain=alt.expr("[-0.8 * count, max(count - 1, 0.2)]"), interpolate="lab")
+    lines = alt.Chart(alt.NamedData("points")).mark_line(strokeWidth=1.3, clip=True)
+    chosen = alt.Chart(alt.NamedData("chosen")).mark_line(strokeWidth=2.6, stroke=alt.expr("ink"), clip=True)
+    rules = alt.Chart(alt.NamedData("rules"))
+    words = rules.mark_text(align="left", baseline="bottom", dx=4, dy=-2, fontSize=11, fill=alt.expr("muted"))
+    severity = alt.Scale(domain=["error", "warning", "info"], range=["diamond", "circle", "circle"])
+    rim = {"filled": True, "fill": "#ffffff", "stroke": "#1d1b20", "strokeWidth": 1.4, "opacity": 1}
+    chart = (
+        alt.layer(
+            lines.encode(x=x, y=y, color=alt.Color("series:Q", scale=ramp, legend=None), detail="series:N"),
+            chosen.encode(x=x, y=y),
+            rules.mark_rule(strokeDash=[5, 4], stroke=alt.expr("muted")).encode(y=y),
+            words.encode(x=alt.value(0), y=y, text="words:N"),
+            alt.Chart(alt.NamedData("marks"))
+            .mark_point(size=64, **rim)
+            .encode(x=x, y=y, shape=alt.Shape("severity:N", legend=None, scale=severity)),
+        )
+        .add_params(*_signals(count=1, **_INKS["light"]))
+        .properties(width=600, height=260)
+    )
+    return _compiled(chart)
+
+
 def _signals(**values: Any) -> "list[alt.Parameter]":
     import altair as alt
 

@@ -93,7 +93,7 @@ def check_page(report: Outcome, rules: Mapping[str, RuleWords] | None = None, wh
     data: dict[str, Any] = {}
     scripts = []
     if report.rows:
-        scripts = [vega_script(), script("numbers.js", "chart.js", "map.js", "head.js", "check.js")]
+        scripts = [vega_script(), script("numbers.js", "chart.js", "map.js", "controls.js", "head.js", "check.js")]
         data["data"] = map_data(report.rows, layers.labels, layers.titles) | _for_script(groups, rules or {}, layers)
         data |= {f"layer-data-{number}": layer_data(row) for number, row in enumerate(report.rows)}
     return render_page(

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from attemper.errors import ArgumentError
 from attemper.monitor.records import BY_NAME, Alarm, Run, RunInfo
+from attemper.report.layout import listed
+from attemper.report.names import safe
 from attemper.stats.numbers import to_json
 
 SHOWN = ("max_scaled_product", "max_logit", "normalized_entropy", "entropy", "gain", "saturated_share", "nonfinite_rows")
@@ -36,7 +38,7 @@ class LayerCurves:
         return f"{self.layer}#{self.call}" if self.call else self.layer
 
     def worst(self, figure: str) -> tuple[Tensor, Tensor]:
-        """(value, head) over the heads at each step, [steps]: the end that is worth a look. NaN, and head 0, where there is none."""
+        """(value, head) over the heads at each step, [steps]: the end that is worth a look; NaN where there is none."""
         sign = 1.0 if BY_NAME[figure].worst == "max" else -1.0
         values = self.figures[figure]
         ordered = torch.where(values.isnan(), -math.inf, sign * values)
@@ -123,12 +125,12 @@ class RunView:
 
         layers = tuple(each for each in self.layers if fits(each.layer))
         if self.layers and not layers:
-            names = ", ".join(dict.fromkeys(each.layer for each in self.layers))
+            names = listed([safe(name) for name in dict.fromkeys(each.layer for each in self.layers)])
             raise ArgumentError("layers", ", ".join(map(repr, wanted)), f"a glob that fits one of {names}")
         return replace(self, layers=layers, alarms=tuple(each for each in self.alarms if fits(each.layer)))
 
     def to_dict(self) -> dict[str, Any]:
-        """The last logged step, head by head, the scalars there and all alarms, JSON-ready: "inf" and "-inf", null for no number."""
+        """The last logged step, head by head, its scalars, and all alarms, JSON-ready: "inf" and "-inf", null for no number."""
 
         def last(values: Tensor) -> Any:
             return [to_json(value) for value in values[-1:].flatten().tolist()]

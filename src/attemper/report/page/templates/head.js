@@ -39,12 +39,7 @@ class HeadPanel {
   }
 
   async unpack(layer) {
-    if (!this.unpacked.has(layer)) {
-      const packed = atob(JSON.parse(document.getElementById(`layer-data-${layer}`).textContent));
-      const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
-      const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-      this.unpacked.set(layer, await new Response(stream).json());
-    }
+    if (!this.unpacked.has(layer)) this.unpacked.set(layer, await unpacked(`layer-data-${layer}`));
     return this.unpacked.get(layer);
   }
 

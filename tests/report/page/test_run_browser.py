@@ -110,9 +110,7 @@ def test_light_and_dark(opened) -> None:
     picture = "document.querySelector('#curves canvas').toDataURL()"
     before = shown.page.evaluate(picture)
     shown.page.get_by_role("button", name="switch between light and dark").click()
-    shown.page.wait_for_function(f"{picture} !== before", arg=None) if False else shown.page.wait_for_timeout(400)
-    drawn(shown)
-    assert shown.page.evaluate(picture) != before
+    shown.page.wait_for_function(f"(before) => {picture} !== before", arg=before)
 
 
 @pytest.mark.parametrize("make", [runs.broken, runs.hostile], ids=lambda make: make.__name__)

@@ -19,9 +19,9 @@ from attemper.monitor.records import BY_NAME
 from attemper.report.page.figures import Scale, scale_of
 from attemper.report.runs.view import LayerCurves, RunView
 
-_LAYER_NUMBERS, _HEAD_NUMBERS = 120_000, 400_000  # how many a page may hold, of all figures
+_LAYER_NUMBERS, _HEAD_NUMBERS = 60_000, 240_000  # how many a page may hold, of all figures
 _MOST, _FEWEST = 512, 16  # points of one curve
-_DIGITS = 4
+_DIGITS = 3  # of a curve: a thousandth of its height is less than a pixel
 
 
 @dataclass(frozen=True)
@@ -93,32 +93,34 @@ class Thinning:
 
 
 def run_data(view: RunView, labels: Sequence[str]) -> dict[str, Any]:
-    """What the page reads when it opens: each layer's worst head as curves, scalars, and the heads at the last step.
+    """What the page reads when it opens: which steps curves show, scalars, and the heads at the last step.
 
     Args:
         labels: a short name for each layer.
     """
     layers = view.layers
-    fine = _thinning(view, _LAYER_NUMBERS // max(1, len(layers) * len(FIGURES)))
-    coarse = head_thinning(view)
-    worst = {shown.key: torch.stack([each.worst(shown.key)[0] for each in layers], 1) for shown in FIGURES}
+    fine, coarse = layer_thinning(view), head_thinning(view)
     return {
         "figures": [{name: getattr(shown, name) for name in ("key", "label", "definition", "form")} for shown in FIGURES],
         "maps": [_map(shown, view) for shown in FIGURES],
         "steps": [view.steps[place] for place in fine.places],
         "headSteps": [view.steps[place] for place in coarse.places],
-        "curves": {key: _columns(fine.apply(values)) for key, values in worst.items()},
         "scalars": {name: _numbers(fine.apply(values.unsqueeze(1))[:, 0]) for name, values in view.scalars.items()},
         "layers": [
             {
                 "label": label,
                 "title": layer.name or "the model",
                 "heads": layer.heads,
-                "values": {shown.key: _numbers(layer.figures[shown.key][-1]) for shown in FIGURES},
+                "values": {shown.key: _numbers(layer.figures[shown.key][-1], 5) for shown in FIGURES},
             }
             for layer, label in zip(layers, labels, strict=True)
         ],
     }
+
+
+def layer_thinning(view: RunView) -> Thinning:
+    """How the curves of layers are thinned."""
+    return _thinning(view, _LAYER_NUMBERS // max(1, len(view.layers) * len(FIGURES)))
 
 
 def head_thinning(view: RunView) -> Thinning:
@@ -126,11 +128,21 @@ def head_thinning(view: RunView) -> Thinning:
     return _thinning(view, _HEAD_NUMBERS // max(1, sum(each.heads for each in view.layers) * len(FIGURES)))
 
 
+def layers_data(view: RunView) -> str:
+    """For each figure a curve for each layer, that of its worst head: JSON, deflated, in base 64."""
+    thinning = layer_thinning(view)
+    worst = {shown.key: torch.stack([each.worst(shown.key)[0] for each in view.layers], 1) for shown in FIGURES}
+    return _packed({key: _columns(thinning.apply(values)) for key, values in worst.items()})
+
+
 def heads_data(layer: LayerCurves, thinning: Thinning) -> str:
-    """The curves of one layer's heads, for each figure a list for each head: JSON, deflated, in base 64."""
-    curves = {shown.key: _columns(thinning.apply(layer.figures[shown.key])) for shown in FIGURES}
+    """The curves of one layer's heads, for each figure a list for each head, packed in the same way."""
+    return _packed({shown.key: _columns(thinning.apply(layer.figures[shown.key])) for shown in FIGURES})
+
+
+def _packed(curves: dict[str, list[list[Any]]]) -> str:
     text = json.dumps(curves, separators=(",", ":"), allow_nan=False)
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    return base64.b64encode(zlib.compress(text.encode(), 6)).decode()
 
 
 def _thinning(view: RunView, points: int) -> Thinning:
@@ -158,15 +170,15 @@ def _columns(values: Tensor) -> list[list[Any]]:
     return [_numbers(column) for column in values.mT]
 
 
-def _numbers(values: Tensor) -> list[Any]:
-    """Rounded to what a curve can show; "inf" and "-inf" as strings, no number as null."""
-    return [_short(value) for value in values.tolist()]
+def _numbers(values: Tensor, digits: int = _DIGITS) -> list[Any]:
+    """Rounded to what is shown; "inf" and "-inf" as strings, no number as null."""
+    return [_short(value, digits) for value in values.tolist()]
 
 
-def _short(value: float) -> Any:
+def _short(value: float, digits: int) -> Any:
     if math.isnan(value):
         return None
     if math.isinf(value):
         return str(value)
-    short = float(f"{value:.{_DIGITS}g}")
+    short = float(f"{value:.{digits}g}")
     return int(short) if short.is_integer() else short

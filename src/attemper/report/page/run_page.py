@@ -11,7 +11,7 @@ from attemper.report.names import safe
 from attemper.report.page.charts import LABEL_WIDTH, curves, heat_map, themes, vega_script
 from attemper.report.page.check_page import RuleWords
 from attemper.report.page.requirements import require_page
-from attemper.report.page.run_curves import head_thinning, heads_data, run_data
+from attemper.report.page.run_curves import head_thinning, heads_data, layers_data, run_data
 from attemper.report.page.shell import render_page, script
 from attemper.report.records import Severity
 from attemper.report.runs import RunView, layout
@@ -52,6 +52,7 @@ def run_page(view: RunView, rules: Mapping[str, RuleWords] | None = None, name: 
     if drawn:
         scripts = [vega_script(), script("numbers.js", "chart.js", "map.js", "controls.js", "curves.js", "run.js")]
         data["data"] = run_data(view, labels) | _for_script(view, alarms, rules or {}, scalars)
+        data["layers-data"] = layers_data(view)
         thinning = head_thinning(view)
         data |= {f"layer-data-{number}": heads_data(layer, thinning) for number, layer in enumerate(view.layers)}
     size = -(-len(view.steps) // max(1, len(data["data"]["steps"]) // 2)) if drawn else 1

@@ -1,5 +1,6 @@
 // Puts the page of a run together, then says when it was ready.
 const page = JSON.parse(document.getElementById("data").textContent);
+const curvesOfLayers = await unpacked("layers-data");
 const spoken = document.getElementById("spoken");
 const slider = document.getElementById("at-step");
 const heads = new Map(); // layer to the curves of its heads, unpacked when they are looked at
@@ -21,7 +22,7 @@ const scale = () => page.maps.find((each) => each.key === shownKey);
 const form = () => ({ label: figure().label, form: figure().form, share: scale().low === 0 && scale().high === 1, logarithmic: scale().kind === "log", rules: page.rules[shownKey] ?? [] });
 
 function layers() {
-  const series = page.curves[shownKey].map((values, layer) => ({ name: page.layers[layer].title, values }));
+  const series = curvesOfLayers[shownKey].map((values, layer) => ({ name: page.layers[layer].title, values }));
   const marks = page.alarms.filter(({ layer }) => layer !== null).map(({ layer, step, severity, words }) => ({ x: step, series: layer, severity, words }));
   return ofLayers.draw({ ...form(), steps: page.steps, series, chosen: series.length > 1 ? map.selected.layer : null, marks });
 }

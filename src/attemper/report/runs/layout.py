@@ -13,8 +13,8 @@ from attemper.report.runs.view import LayerCurves, RunView
 COLUMNS = ("layer", "max |s·q·k|", "head", "last steps", "way", "max logit", "entropy", "gain", "saturated")
 LEGEND = (
     "Of the last logged step. max |s·q·k|: largest |scale·q·k| of the worst head, its course over the last steps (each line on "
-    "a scale of its own) and which way it went. max logit: after softcap and bias. entropy: mean of H / ln(keys) of the lowest head. gain: mean of "
-    "1 − Σp² of the lowest head. saturated: share of rows with a weight above 0.99, of the highest head."
+    "a scale of its own) and which way it went. max logit: after softcap and bias. entropy: mean of H / ln(keys) of the lowest "
+    "head. gain: mean of 1 − Σp² of the lowest head. saturated: share of rows with a weight above 0.99, of the highest head."
 )
 _TREND = 24  # steps
 _BARS = "▁▂▃▄▅▆▇█"

@@ -3,7 +3,7 @@
 Text from a run only ever becomes a `Text`, which has no markup; `layout` has already written control characters out.
 """
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 

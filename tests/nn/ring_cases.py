@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from attemper.nn import ring_attention
+from attemper import RowStats, attention, scales
+from attemper.errors import ArgumentError
+from attemper.nn import ring_attention, ring_shard
 from tests.attention_agreement import Results, attemper_gives, compare
 from tests.attention_cases import CASES, STATISTICS, Budget, Case, Problem, build, flowing
 
@@ -72,7 +75,7 @@ def put_together(parts: tuple[Tensor, ...], places: list[Tensor], dim: int) -> T
 
 def agrees(case: Case, size: int, layout: str, dtype: torch.dtype, impl: str = "auto") -> None:
     rank, budget = dist.get_rank(), Budget()
-    for seed in range(5, 15) if rank < size else ():
+    for seed in range(5, 11) if rank < size else ():
         problem = build(case, dtype, seed)
         results = by_parts(problem, size, layout, impl)
         if rank == seed % size:  # each draw is judged on one rank
@@ -120,3 +123,68 @@ def case_every_precision_and_kernel() -> None:
     for impl in ("reference", "blocked"):
         agrees(EVERYTHING, 4, "zigzag", torch.float32, impl)
         agrees(EVERYTHING, 3, "contiguous", torch.bfloat16, impl)
+
+
+def case_a_rule_is_asked_for_the_positions_of_the_rank() -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    problem = build(Case("rule", queries=23, keys=31, is_causal=True, offset=8), torch.float64)
+    for rule in (scales.LogLength(), scales.InverseSqrt(), scales.Llama4(length=4)):
+        whole = attention(problem.query, problem.key, problem.value, is_causal=True, offset=8, scale=rule)
+        for layout in ("contiguous", "zigzag"):
+            queries, keys = (cut(tensor.shape[-2], size, layout)[rank] for tensor in (problem.query, problem.key))
+            operands = (problem.query[..., queries, :], problem.key[..., keys, :], problem.value[..., keys, :])
+            output = ring_attention(*operands, is_causal=True, offset=8, scale=rule, layout=layout)
+            torch.testing.assert_close(output, whole[..., queries, :], rtol=1e-13, atol=1e-13)
+
+
+def case_whoever_wants_a_gradient_gets_it() -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    problem = build(Case("wanted", queries=13, keys=13, is_causal=True), torch.float64)
+    query, key, value = (ring_shard(each.detach()) for each in (problem.query, problem.key, problem.value))
+    key.requires_grad_(rank == 1)  # one rank's keys alone; every rank's queries send something back to them
+    query.requires_grad_()
+    lengths = [len(each) for each in torch.arange(13).tensor_split(size)]
+    output = ring_attention(query, key, value, is_causal=True, lengths=lengths)
+    output.sum().backward()
+    attention(problem.query, problem.key, problem.value, is_causal=True).sum().backward()
+    assert problem.query.grad is not None
+    assert problem.key.grad is not None
+    torch.testing.assert_close(query.grad, ring_shard(problem.query.grad), rtol=1e-12, atol=1e-12)
+    assert value.grad is None
+    if rank == 1:
+        torch.testing.assert_close(key.grad, ring_shard(problem.key.grad), rtol=1e-12, atol=1e-12)
+    else:
+        assert key.grad is None
+
+
+def case_a_second_derivative_is_refused() -> None:
+    query, key, value = (torch.randn(1, 2, 3, 5, requires_grad=True) for _ in range(3))
+    output = ring_attention(query, key, value)
+    (gradient,) = torch.autograd.grad(output.square().sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def case_other_dimensions_in_front() -> None:
+    query, key, value = torch.randn(3, 2, 2, 3, 11, 5, dtype=torch.float64)
+    output, rows = ring_attention(*(ring_shard(each) for each in (query, key, value)), return_stats=True)
+    whole, expected = attention(query, key, value, return_stats=True)
+    torch.testing.assert_close(output, ring_shard(whole), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(rows.entropy, ring_shard(expected.entropy, -1), rtol=1e-13, atol=1e-13)
+    assert isinstance(rows, RowStats)
+
+
+def case_arguments_that_do_not_fit() -> None:
+    rank = dist.get_rank()
+    query = torch.randn(1, 2, 3 + rank, 5)
+    with pytest.raises(
+        ArgumentError, match=r"layout: got 'zigzag' with \[3, 4, 5, 6\] positions on the ranks; expected \[5, 5, 4, 4\]"
+    ):
+        ring_attention(query, query, query, layout="zigzag")
+    with pytest.raises(ArgumentError, match=r"lengths: got \[3, 4\]; expected 4 numbers, one a rank"):
+        ring_attention(query, query, query, lengths=[3, 4])
+    if rank == 3:
+        with pytest.raises(ArgumentError, match=r"lengths: got \[3, 4, 5, 7\]; .* of which number 3 is this rank's 6 queries"):
+            ring_attention(query, query, query, lengths=[3, 4, 5, 7])
+        with pytest.raises(ArgumentError, match="group: got a process group without this process"):
+            ring_attention(query, query, query, group=GROUPS[2])

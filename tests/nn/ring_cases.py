@@ -125,6 +125,22 @@ def case_every_precision_and_kernel() -> None:
         agrees(EVERYTHING, 3, "contiguous", torch.bfloat16, impl)
 
 
+def case_extremes_are_those_of_one_process_to_the_bit() -> None:
+    """Where each part has enough queries that the kernel takes the same way as for the whole."""
+    case, rank = (
+        Case("long", 2, 6, 2, 97, 101, 13, 7, is_causal=True, scale="query", window=(60, None), offset=3),
+        dist.get_rank(),
+    )
+    for dtype in (torch.float32, torch.float64):
+        problem = build(case, dtype)
+        _, expected, _ = attemper_gives(problem)
+        for size, layout in ((2, "contiguous"), (3, "zigzag"), (4, "contiguous"), (4, "zigzag")):
+            if rank < size:
+                _, found, _ = by_parts(problem, size, layout, "auto")
+                for name in ("count", "max", "min", "argmax", "product_max", "product_min"):
+                    assert torch.equal(found[name], expected[name]), f"{name}, {size} ranks, {layout}, {dtype}"
+
+
 def case_a_rule_is_asked_for_the_positions_of_the_rank() -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
     problem = build(Case("rule", queries=23, keys=31, is_causal=True, offset=8), torch.float64)

@@ -1,5 +1,7 @@
 """Ring attention: the parts of several processes make up attention over the whole sequence."""
 
+import sys
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from attemper.nn.sequence_parts import Run, runs
 from tests.attention_cases import tensors
 from tests.nn import ring_cases as cases
 from tests.processes import names_of, run_cases
+from tests.running import run
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +56,10 @@ def test_what_does_not_fit_is_refused() -> None:
         ring_shard(query, layout="striped")
     with pytest.raises(ArgumentError, match=r"value: got NoneType; expected a torch.Tensor"):
         ring_attention(query, key, None)
+
+
+@pytest.mark.slow
+def test_the_example_runs_on_two_processes() -> None:
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    printed = run(sys.executable, *launch, "examples/ring_attention.py")
+    assert sorted(printed.splitlines()) == ["process 0 of 2: 511 of 1021 positions", "process 1 of 2: 510 of 1021 positions"]

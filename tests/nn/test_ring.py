@@ -38,7 +38,7 @@ def test_each_position_lies_on_one_rank() -> None:
         ([3, 0, 7], "contiguous"),
         ([0, 0], "contiguous"),
         ([5, 5, 4], "zigzag"),
-        ([2, 1, 1], "zigzag"),
+        ([1, 1, 2], "zigzag"),
         ([0], "zigzag"),
     ):
         found = runs(lengths, layout)
@@ -62,4 +62,4 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_the_example_runs_on_two_processes() -> None:
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     printed = run(sys.executable, *launch, "examples/ring_attention.py")
-    assert sorted(printed.splitlines()) == ["process 0 of 2: 511 of 1021 positions", "process 1 of 2: 510 of 1021 positions"]
+    assert printed == "2 processes, 511 of 1021 positions on the first: the same as on one\n"

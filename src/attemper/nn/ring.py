@@ -196,7 +196,7 @@ class _RingAttention(torch.autograd.Function):
                     result = kernel.forward(inputs, rules, statistics=True, differentiable=False)
                     assert result.output is not None
                     assert result.rest is not None
-                    rows = RowStats(*(each.double() for each in (result.lse, result.entropy, result.rest)))
+                    rows = RowStats(result.lse.double(), result.entropy.double(), result.rest.double())
                     found[place] = merge(found[place], (result.output.double(), rows.with_key_offset(keys.start)))
                 held = held if onwards is None else onwards.wait()
             if sinks is not None:

@@ -30,11 +30,11 @@ class Parts(NamedTuple):
         """Send keys and values to the next rank, and receive those of the step after this one; None in the last step."""
         if step == self.ring.size - 1:
             return None
-        return self.ring.start(held, self._shapes(held, step + 1), _KEYS)
+        return Passing(self.ring, held, self._shapes(held, step + 1), _KEYS)
 
     def send_after(self, gradients: Sequence[Tensor], step: int) -> Passing:
         """Send the gradients after the keys and values to which they belong; in the last step that is home."""
-        return self.ring.start(gradients, self._shapes(gradients, step + 1), _GRADIENTS)
+        return Passing(self.ring, gradients, self._shapes(gradients, step + 1), _GRADIENTS)
 
     def _shapes(self, like: Sequence[Tensor], step: int) -> list[tuple[int, ...]]:
         count = sum(run.length for run in self.keys[self.ring.origin(step)])

@@ -32,10 +32,6 @@ class Ring:
         dist.all_gather(found, own, group=self.group)
         return [(int(one[0]), int(one[1])) for one in found]
 
-    def start(self, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], tag: int) -> "Passing":
-        """Begin to send these to the next rank, and to receive their like, of the given shapes, from the one before."""
-        return Passing(self, tensors, shapes, tag)
-
     def peer(self, step: int) -> int:
         """The global rank so many places on."""
         place = (self.rank + step) % self.size

@@ -2,7 +2,8 @@
 
 Attention is softmax(scale·q·kᵀ)·v. attemper computes it and hands back exact statistics of the logits, and with them checks
 models: see `attention`, `RowStats` and `check`; `use` puts it into a model that is there. Its scale rules are in `scales`, its
-modules in `nn`, edits to trained weights in `weights`; `watch` measures a model while it trains.
+modules in `nn`, edits to trained weights in `weights`; `watch` measures a model while it trains, and `QKClip` holds its
+logits under a threshold.
 """
 
 import importlib
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
     from attemper import nn, weights
     from attemper.capture.using import use
     from attemper.checker import check
-    from attemper.monitor import watch
+    from attemper.monitor import QKClip, watch
 
 __version__ = "0.1.0"
-__all__ = ["HeadStats", "RowStats", "attention", "check", "merge", "nn", "scales", "use", "watch", "weights"]
+__all__ = ["HeadStats", "QKClip", "RowStats", "attention", "check", "merge", "nn", "scales", "use", "watch", "weights"]
 
 
 def __getattr__(name: str) -> Any:
@@ -33,10 +34,8 @@ def __getattr__(name: str) -> Any:
         from attemper.capture.using import use
 
         return use
-    if name == "watch":
-        from attemper.monitor import watch
-
-        return watch
+    if name in ("QKClip", "watch"):
+        return getattr(importlib.import_module("attemper.monitor"), name)
     if name in ("nn", "weights"):
         return importlib.import_module(f"attemper.{name}")
     raise AttributeError(f"module 'attemper' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -11,22 +11,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from attemper.monitor import watch
 from attemper.monitor.clipping import QKClip
-from attemper.monitor.gathering import gather_maxima
-from attemper.monitor.layout import Plan
 from attemper.monitor.penalties import Penalties
 from attemper.weights import ClipReport
 from tests.monitor.measuring import measured
 from tests.monitor.small import Causal, Decoder, drawn, loss_of
-
-
-class Reduced:
-    """A watch of this process whose maxima are over all processes and of all heads."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.watching, self.plan = watch(model), Plan(model)
-
-    def maxima(self) -> dict[str, Tensor]:
-        return gather_maxima(self.watching.maxima(), self.plan)
 
 
 def whole(tensor: Tensor | None) -> Tensor:
@@ -46,7 +34,7 @@ def agreed(report: ClipReport | None) -> ClipReport:
 def trained(model: nn.Module, threshold: float, tokens: list[Tensor]) -> int:
     """How many heads were clipped in a run of a sharded model, each clip of which held for this process's data."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    clip, clipped = QKClip(model, threshold, watch=Reduced(model)), 0
+    clip, clipped = QKClip(model, threshold, watch=watch(model)), 0
     for batch in tokens:
         loss_of(model, batch).backward()
         # Before the optimiser's step, so that the weights are those that were measured.
@@ -72,7 +60,7 @@ def case_clipping_under_ddp() -> None:
     torch.manual_seed(3)
     model = nn.parallel.DistributedDataParallel(Decoder())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    clip, clipped = QKClip(model, 5.0, watch=Reduced(model.module)), 0
+    clip, clipped = QKClip(model, 5.0, watch=watch(model.module)), 0
     for step in range(8):
         loss_of(model, drawn(10 * step + dist.get_rank())).backward()
         optimizer.step()
@@ -96,7 +84,7 @@ def case_clipping_under_tensor_parallelism() -> None:
     mesh = init_device_mesh("cpu", (2,))
     plan = {f"{layer}.{one}_proj": ColwiseParallel() for layer in "01" for one in "qkv"}
     parallelize_module(model, mesh, plan | {f"{layer}.o_proj": RowwiseParallel() for layer in "01"})
-    source = Reduced(model)
+    source = watch(model)
     clip = QKClip(model, 3.0, watch=source)
     model(x)
     seen: dict[str, Tensor] = {}

@@ -100,7 +100,7 @@ class Capture:
             eager = EagerSeam(recorder, model)
             mode = FunctionalSeam(recorder, eager.notice)
             recorder.switch, recorder.forget = mode.switch, eager.forget
-            if _is_compiled(model):
+            if is_compiled(model):
                 self._stack.enter_context(torch.compiler.set_stance("force_eager"))
             self._stack.enter_context(huggingface.installed(recorder))
             self._stack.enter_context(MultiheadSeam(recorder).installed())
@@ -137,7 +137,7 @@ class Capture:
         return self._unseen
 
 
-def _is_compiled(model: nn.Module) -> bool:
+def is_compiled(model: nn.Module) -> bool:
     """Whether torch.compile sits anywhere in it: hooks and seams would be traced, or skipped, by graphs made before."""
     if "torch._dynamo" not in sys.modules:
         return False

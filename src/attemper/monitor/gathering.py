@@ -86,10 +86,11 @@ def gather_maxima(maxima: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]
         plan: what the ranks agreed on so far.
 
     Returns:
-        Every layer that was seen on some rank, now or before, in the model's order; −inf where no rank has a number for it now.
+        Every layer that was seen on some rank, now or before, in the model's order; −inf where no rank has a number for it now,
+        +inf where a rank has NaN.
     """
     mine = {(layer, 0): values for layer, values in maxima.items()}
-    largest = _Kind(1, -math.inf, lambda key: packing.without_nan(mine[key].unsqueeze(0)))
+    largest = _Kind(1, -math.inf, lambda key: packing.without_nan(mine[key].unsqueeze(0), math.inf))
     heads = {key: values.shape[0] for key, values in mine.items()}
     device = next((values.device for values in maxima.values()), torch.device("cpu"))
     entries, _ = _reduced(plan, heads, device, largest, None, [])

@@ -30,9 +30,9 @@ def largest(stats: HeadStats, scaled_max: Tensor) -> Tensor:
     return without_nan(torch.cat([stats.extremes, scaled_max.unsqueeze(0)]))
 
 
-def without_nan(maxima: Tensor) -> Tensor:
-    """The same, float64, with −inf for NaN, on which ranks that take a maximum need not agree."""
-    return torch.where(torch.isnan(maxima), -math.inf, maxima).double()
+def without_nan(maxima: Tensor, instead: float = -math.inf) -> Tensor:
+    """The same, float64, with another number for NaN, on which ranks that take a maximum need not agree."""
+    return torch.where(torch.isnan(maxima), instead, maxima).double()
 
 
 def seen(added: Tensor) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from attemper.capture import AttentionCall
-from attemper.capture.capturing import _is_compiled
+from attemper.capture.capturing import is_compiled
 from attemper.capture.functional import crosses
 from attemper.capture.recorder import Recorder
 from attemper.capture.using import Kept, Use, use
@@ -76,7 +76,7 @@ class Penalties:
         self._floor = _floor(entropy_floor)
         if self._z_loss is None and self._floor is None:
             raise ArgumentError("z_loss", "None, and no entropy_floor either", "a factor for one of the two")
-        if _is_compiled(model):
+        if is_compiled(model):
             raise UnsupportedError(_COMPILED)
         self._model = innermost(model)
         self._layers = matching(self._model, layers)
@@ -139,7 +139,7 @@ class Penalties:
             return
         if torch._C._current_graph_task_id() != -1:  # the whole model is checkpointed, and runs again
             return
-        if _is_compiled(module):
+        if is_compiled(module):
             raise UnsupportedError(_COMPILED)
         self._recorder = Recorder(module, lambda call: None, follow_projections=False)
         self._recorder.enter(module, args)

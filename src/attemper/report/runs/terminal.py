@@ -21,7 +21,7 @@ def run_screen(view: RunView, height: int, footer: str = "") -> Group:
     Args:
         height: of the screen, in lines. footer: what the reader can do, as the last line.
     """
-    parts = [
+    parts: list[RenderableType] = [
         Text.assemble((f"{label}: ", "dim"), text, overflow="ellipsis", no_wrap=True) for label, text in layout.heading(view)
     ]
     told = layout.alarms(view, min(_ALARMS, max(1, height // 5)))

@@ -12,9 +12,10 @@ from tests.processes import names_of, run_cases
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str]:
-    return run_cases(cases, world=4, seconds=90)
+    return run_cases(cases, world=4, seconds=300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", names_of(cases))
 def test_on_four_processes(outcomes: dict[str, str], name: str) -> None:
     assert not outcomes[name], outcomes[name]

@@ -256,7 +256,7 @@ class TestOtherCommands:
         assert code == 0
         assert out.startswith("ATT504 logits-growing (warning)\n")
         assert "Found by: attemper.watch" in out
-        assert "Threshold growth-floor = 30" in out
+        assert "Threshold growth-floor = 50" in out
         assert "ATT508" in run(capsys, "rule")[1]
 
     def test_help_is_not_cut(self, capsys: Capture) -> None:

@@ -6,16 +6,14 @@ about a fall: against the highest that the same figure was in the run, and for s
 
 import torch
 
-from attemper.monitor.alarms.layer_rule import AGAIN, RECEDED, LayerRule, State, alarm, armed
+from attemper.monitor.alarms.layer_rule import RECEDED, LayerRule, State, alarm, armed
 from attemper.monitor.records import Alarm, LayerRecord
-
-_LEAST = 1e-6  # below this a figure has no size, only rounding
 
 
 class _Collapse(LayerRule):
     """A figure of a layer that falls.
 
-    State, all [1]: `fired`, 1 / the figure when it fired, 0 where it may fire; `highest` and `at`, the highest so far and at
+    State, all [1]: `fired`, whether it has fired since it recovered; `highest` and `at`, the highest so far and at
     which step; `records`, for how many in a row it has been low.
     """
 
@@ -44,10 +42,9 @@ class _Collapse(LayerRule):
             state["fired"].fill_(0.0)
         if int(state["records"]) < self.limits.collapse_records:
             return False
-        depth, fired = 1.0 / max(value, _LEAST), float(state["fired"])
-        if fired and depth < AGAIN * fired:
+        if bool(state["fired"]):
             return False
-        state["fired"].fill_(depth)
+        state["fired"].fill_(1.0)
         return True
 
 

@@ -70,8 +70,8 @@ class Growth(LayerRule):
     """Growth of a head's largest |scale·q·k|.
 
     State: `steps` [records] and `levels` [records, heads], the last ones; `highest` [heads], level of those before them; `seen`,
-    how many there were; `fired` [heads], the maximum at which it fired: it may fire again where the maximum has halved since, or
-    is tenfold.
+    how many there were; `fired` [1], the layer's maximum as it fired, for all its heads: it may fire again where that has halved
+    since, or is tenfold.
     """
 
     name = "growth"
@@ -85,15 +85,20 @@ class Growth(LayerRule):
             "levels": torch.zeros(0, heads, dtype=torch.float64),
             "highest": torch.full((heads,), -torch.inf, dtype=torch.float64),
             "seen": torch.zeros((), dtype=torch.int64),
-            "fired": armed(heads),
+            "fired": armed(1),
         }
+
+    def fits(self, layer: LayerRecord, state: State) -> bool:
+        """Whether the levels are of as many heads."""
+        return state["levels"].shape[-1] == layer.stats.heads
 
     def judge(self, layer: LayerRecord, step: int, state: State) -> list[Alarm]:
         """At most one alarm, of the head that is there first."""
         self._remember(layer, step, state)
         steps, levels, fired = state["steps"], state["levels"], state["fired"]
         value = layer.scaled_max
-        fired[value < fired * RECEDED] = 0.0
+        if float(value.max()) < float(fired) * RECEDED:
+            fired.fill_(0.0)
         if not bool((value >= self.limits.growth_floor).any()):
             return []
         if int(state["seen"]) % _EVERY == 0 and len(steps) >= POINTS + _BEFORE:
@@ -125,9 +130,11 @@ class Growth(LayerRule):
         grows = (line.certainty >= self.limits.growth_certainty) & (line.rise >= _RISE) & (line.keeps >= _KEEPS)
         grows &= line.now > before + _ABOVE
         told = grows & (value >= self.limits.growth_floor) & (value < size) & (left <= self.limits.growth_horizon)
-        fires = told & ((state["fired"] == 0.0) | (value >= AGAIN * state["fired"]))
-        state["fired"][fires] = value[fires]
-        return [self._alarm(layer, step, fires, line, left, size, int(steps[0]))] if bool(fires.any()) else []
+        fired = float(state["fired"])
+        if not bool(told.any()) or (fired and float(value[told].max()) < AGAIN * fired):
+            return []
+        state["fired"].fill_(float(value.max()))
+        return [self._alarm(layer, step, told, line, left, size, int(steps[0]))]
 
     def _alarm(self, layer: LayerRecord, step: int, fires: Tensor, line: Trend, left: Tensor, size: Tensor, since: int) -> Alarm:
         first = int(torch.where(fires, left, torch.inf).argmin())

@@ -12,18 +12,20 @@ from attemper.monitor.records import Alarm, LayerRecord
 _ADVICE = {
     "ATT501": "Heads saturate at this size and logits that go on to 1e3 hurt training: hold them with attemper.QKClip, or take a "
     "lower learning rate or QK-norm.",
-    "ATT502": "Runs forced to logits this large train worse, and those that go on diverge: hold them with attemper.QKClip now, "
-    "and restart with a lower learning rate or QK-norm if the loss has risen.",
-    "ATT503": "Every run in the literature that passed 1e4 diverged: go back to a checkpoint from before, and train on with "
+    "ATT502": "Runs forced to logits this large train worse, and those that go on diverge: hold them with attemper.QKClip "
+    "now, and restart with a lower learning rate or QK-norm if the loss has risen.",
+    "ATT503": "In a study of many sizes every run that passed 1e4 diverged: go back to a checkpoint from before, and train on with "
     "attemper.QKClip, a lower learning rate or QK-norm.",
 }
 
 
 class LargeLogits(LayerRule):
-    """A head's largest |scale·q·k| against three thresholds; of those that it passes at once, the highest speaks.
+    """The largest |scale·q·k| of a layer's worst head against three thresholds; of those passed at once, the highest speaks.
 
-    State: `fired` [3, heads], as `crossings` keeps it; `low` [3, heads], the last step at which it was at most half of the
-    threshold, −1 where it never was.
+    The heads of a layer follow one another over a threshold, so that a layer speaks once for all of them.
+
+    State, [3]: `fired`, as `crossings` keeps it; `low`, the last step at which all heads were at most at half of the threshold,
+    −1 where they never were.
     """
 
     name = "large-logits"
@@ -31,28 +33,26 @@ class LargeLogits(LayerRule):
 
     def start(self, layer: LayerRecord, step: int) -> State:
         """Nothing has fired, nothing was low."""
-        heads = layer.stats.heads
-        return {"fired": torch.stack([armed(heads)] * 3), "low": torch.full((3, heads), -1, dtype=torch.int64)}
+        return {"fired": armed(3), "low": torch.full((3,), -1, dtype=torch.int64)}
 
     def judge(self, layer: LayerRecord, step: int, state: State) -> list[Alarm]:
-        """At most one alarm a threshold, of the worst head."""
-        sizes = (self.limits.alarming_logit, self.limits.hurting_logit, self.limits.diverging_logit)
-        value = layer.scaled_max
-        for size, low in zip(sizes, state["low"], strict=True):
-            low[value <= size * RECEDED] = step
-        found = []
-        taken = torch.zeros(len(value), dtype=torch.bool)
-        for number in reversed(range(3)):
-            fires = crossings(value, sizes[number], state["fired"][number]) & ~taken
-            taken |= value > sizes[number]
-            if fires.any():
-                found.append(self._alarm(number, sizes[number], layer, step, fires, state["low"][number]))
-        return found
+        """At most one alarm."""
+        values = torch.nan_to_num(layer.scaled_max, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        sizes = torch.tensor(
+            [self.limits.alarming_logit, self.limits.hurting_logit, self.limits.diverging_logit], dtype=torch.float64
+        )
+        largest = values.max()
+        if largest == -torch.inf:  # no rows: nothing grew, and nothing receded
+            return []
+        state["low"][largest <= sizes * RECEDED] = step
+        fires = crossings(largest.expand(3), sizes, state["fired"])
+        passed = int((largest > sizes).sum())
+        if passed and bool(fires[passed - 1]):
+            return [self._alarm(passed - 1, float(sizes[passed - 1]), layer, step, values, int(state["low"][passed - 1]))]
+        return []
 
-    def _alarm(self, number: int, size: float, layer: LayerRecord, step: int, fires: Tensor, low: Tensor) -> Alarm:
-        value = torch.where(fires, layer.scaled_max, -torch.inf)
-        worst = int(value.argmax())
-        last = int(low[worst])
+    def _alarm(self, number: int, size: float, layer: LayerRecord, step: int, values: Tensor, last: int) -> Alarm:
+        worst = int(values.argmax())
         since = f"at most {size * RECEDED:g} until step {last}" if last >= 0 else "and never below half of that"
         return alarm(
             self.codes[number],
@@ -61,8 +61,9 @@ class LargeLogits(LayerRule):
             layer,
             head=worst,
             figure="max_scaled_product",
-            value=float(value[worst]),
+            value=float(values[worst]),
             threshold=size,
-            words=f"{heads_of(worst, fires)} has a largest |scale·q·k| of {float(value[worst]):.4g}, above {size:g} ({since})",
+            words=f"{heads_of(worst, values > size)} has a largest |scale·q·k| of {float(values[worst]):.4g}, above {size:g} "
+            f"({since})",
             advice=_ADVICE[self.codes[number]],
         )

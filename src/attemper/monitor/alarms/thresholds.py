@@ -44,7 +44,7 @@ class AlarmThresholds(Described):
         ),
     )
     growth_floor: float = threshold(
-        30.0,
+        50.0,
         Meaning(
             "The largest |scale·q·k| of a head below which its growth is no matter.",
             _LOGIT,

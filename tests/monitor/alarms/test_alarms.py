@@ -193,14 +193,15 @@ class TestCollapse:
     def test_one_odd_batch_is_no_collapse(self) -> None:
         assert not run(maxima([3] * 5) + (maxima([3] * 2, sharpness=9.0) + maxima([3])) * 5)
 
-    def test_it_is_told_again_after_it_recovered(self) -> None:
-        soft, sharp = maxima([3] * 5), maxima([3] * 5, sharpness=9.0)
-        assert told(run(soft + sharp + soft + sharp)) == [("ATT505", 7), ("ATT506", 7), ("ATT505", 17), ("ATT506", 17)]
+    def test_it_is_told_again_after_it_recovered_for_ten_records(self) -> None:
+        soft, sharp = maxima([3] * 10), maxima([3] * 5, sharpness=9.0)
+        assert told(run(soft + sharp + soft + sharp)) == [("ATT505", 12), ("ATT506", 12), ("ATT505", 27), ("ATT506", 27)]
+        assert told(run(soft + sharp + soft[:9] + sharp)) == [("ATT505", 12), ("ATT506", 12)]
 
     @pytest.mark.parametrize(("code", "sharpness"), [("ATT505", 5.8), ("ATT506", 6.3)])
     def test_it_is_not_told_again_before_it_recovered(self, code: str, sharpness: float) -> None:
         soft, sharp = maxima([3] * 5), maxima([3] * 5, sharpness=9.0)
-        between = maxima([3] * 5, sharpness=sharpness)  # above its threshold, and below twice that
+        between = maxima([3] * 15, sharpness=sharpness)  # above its threshold, and below twice that
         assert [each.step for each in run(soft + sharp + between + sharp) if each.code == code] == [7]
 
     def test_no_rows_say_nothing(self) -> None:

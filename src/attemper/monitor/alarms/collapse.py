@@ -6,7 +6,7 @@ about a fall: against the highest that the same figure was in the run, and for s
 
 import torch
 
-from attemper.monitor.alarms.layer_rule import RECEDED, LayerRule, State, alarm, armed
+from attemper.monitor.alarms.layer_rule import CLEAN, RECEDED, LayerRule, State, alarm, armed
 from attemper.monitor.records import Alarm, LayerRecord
 
 
@@ -14,7 +14,7 @@ class _Collapse(LayerRule):
     """A figure of a layer that falls.
 
     State, all [1]: `fired`, whether it has fired since it recovered; `highest` and `at`, the highest so far and at
-    which step; `records`, for how many in a row it has been low.
+    which step; `records` and `well`, for how many in a row it has been low, and has been well.
     """
 
     def start(self, layer: LayerRecord, step: int) -> State:
@@ -24,6 +24,7 @@ class _Collapse(LayerRule):
             "highest": torch.zeros(1, dtype=torch.float64),
             "at": torch.full((1,), step, dtype=torch.int64),
             "records": torch.zeros(1, dtype=torch.int64),
+            "well": torch.zeros(1, dtype=torch.int64),
         }
 
     def fallen(self, value: float, low: bool, threshold: float, step: int, state: State) -> bool:
@@ -38,7 +39,8 @@ class _Collapse(LayerRule):
             state["at"].fill_(step)
         low = low and value * self.limits.collapse_fall <= float(state["highest"])
         state["records"].copy_((state["records"] + 1) * low)
-        if not low and value > threshold / RECEDED:
+        state["well"].copy_((state["well"] + 1) * (value > threshold / RECEDED))
+        if int(state["well"]) >= CLEAN:
             state["fired"].fill_(0.0)
         if int(state["records"]) < self.limits.collapse_records:
             return False

@@ -14,8 +14,8 @@ _ADVICE = {
     "lower learning rate or QK-norm.",
     "ATT502": "Runs forced to logits this large train worse, and those that go on diverge: hold them with attemper.QKClip "
     "now, and restart with a lower learning rate or QK-norm if the loss has risen.",
-    "ATT503": "In a study of many sizes every run that passed 1e4 diverged: go back to a checkpoint from before, and train on with "
-    "attemper.QKClip, a lower learning rate or QK-norm.",
+    "ATT503": "In a study of many sizes every run that passed 1e4 diverged: go back to a checkpoint from before, and train "
+    "on with attemper.QKClip, a lower learning rate or QK-norm.",
 }
 
 

@@ -16,6 +16,7 @@ State = dict[str, Tensor]
 Place = tuple[str, int]
 
 RECEDED = 0.5  # below this share of its threshold, a measure has receded clearly: what fired may fire again
+CLEAN = 10  # records in a row after which what flickers, such as a collapse or a NaN, has ended
 AGAIN = 10.0  # grown so many times since it fired, it fires again
 
 

@@ -2,10 +2,8 @@
 
 import torch
 
-from attemper.monitor.alarms.layer_rule import AGAIN, LayerRule, State, alarm, armed, heads_of
+from attemper.monitor.alarms.layer_rule import AGAIN, CLEAN, LayerRule, State, alarm, armed, heads_of
 from attemper.monitor.records import Alarm, LayerRecord
-
-_CLEAN = 10  # logged steps without any, after which it fires anew
 
 
 class NonfiniteLogits(LayerRule):
@@ -30,7 +28,7 @@ class NonfiniteLogits(LayerRule):
         """At most one alarm, of the head with the most such rows."""
         rows, fired = layer.stats.nonfinite_rows.double(), state["fired"]
         state["clean"].copy_(torch.where(rows > 0, 0, state["clean"] + 1))
-        fired[state["clean"] >= _CLEAN] = 0.0
+        fired[state["clean"] >= CLEAN] = 0.0
         fires = (rows > 0) & ((fired == 0.0) | (rows >= AGAIN * fired))
         if not bool(fires.any()):
             return []

@@ -7,7 +7,6 @@ What it must hold:
 - a row with a NaN or infinite logit is counted and left out of the sums, so that one bad row does not hide the others.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -16,21 +15,14 @@ import torch
 from torch import Tensor
 
 from attemper.errors import ArgumentError
-from attemper.stats.rows import RowStats
+from attemper.stats.histograms import HISTOGRAM_EDGES, SHARES, histogram
+from attemper.stats.rows import SATURATED_PEAK, RowStats
 from attemper.stats.shapes import broadcasts_to
 
 _COUNTS = ("rows", "empty_rows", "softmax_rows", "saturated_rows", "nonfinite_rows")
 # Minima are kept negated, so that merging is one maximum.
 _EXTREMES = ("max", "negated_min", "product_max", "negated_product_min", "centred_max")
 _SUMS = ("centred_max", "entropy", "normalized_entropy", "gain", "peak", "jacobian_norm")
-
-# Logits: eighths of an octave between 2^-4 and 2^17 on both sides of zero, so a quantile is known within 9 %.
-_OCTAVES = torch.pow(2.0, torch.arange(-32, 137, dtype=torch.float64) / 8)
-_LOGIT_EDGES = torch.cat([-_OCTAVES.flip(0), torch.zeros(1, dtype=torch.float64), _OCTAVES])
-# Shares: hundredths. Whole numbers divided, not a linspace, so that 0.99 is the double nearest to it.
-_SHARE_EDGES = torch.arange(1, 100, dtype=torch.float64) / 100
-HISTOGRAM_EDGES = {"max": _LOGIT_EDGES, "centred_max": _LOGIT_EDGES, "normalized_entropy": _SHARE_EDGES, "peak": _SHARE_EDGES}
-_SHARES = ("normalized_entropy", "peak")
 
 
 @dataclass(frozen=True)
@@ -63,40 +55,31 @@ class HeadStats:
             ArgumentError: the mask does not fit the rows.
         """
         real = _real_rows(rows, query_mask)
-
-        def by_head(values: Tensor) -> Tensor:
-            return values.movedim(-2, 0).flatten(1)
-
-        count = rows.count
-        lse = rows.lse.detach()
-        shown = real & (count > 0)
+        rows = _by_head(rows)
+        shown, several = rows.count > 0, rows.count > 1
+        empty = ~shown
+        if real is not None:
+            shown, several, empty = shown & real, several & real, empty & real
         # Of an infinite negative logit lse knows nothing; the mean does.
-        finite = shown & torch.isfinite(lse) & torch.isfinite(rows.mean)
-        several = finite & (count > 1)
-        masks = (shown, real & (count == 0), several, several & rows.saturated(), shown & ~finite)
-        counts = torch.stack([by_head(mask).sum(-1) for mask in masks])
+        finite = shown & torch.isfinite(rows.lse) & torch.isfinite(rows.mean)
+        several = several & finite
+        centred, peak, normalized = rows.centred_max(), rows.peak(), rows.normalized_entropy()
+        counts = torch.stack((shown, empty, several, several & (peak > SATURATED_PEAK), shown & ~finite)).sum(-1)
 
-        centred = rows.centred_max()
-        candidates = (rows.max, -rows.min, rows.product_max, -rows.product_min, centred)
-        extremes = torch.stack([_largest(by_head(torch.where(shown, value, -math.inf))) for value in candidates])
+        candidates = torch.stack((rows.max, -rows.min, rows.product_max, -rows.product_min, centred))
+        extremes = _largest(torch.where(shown, candidates, -math.inf))
 
-        entropy, normalized, peak = rows.entropy.detach(), rows.normalized_entropy(), rows.peak()
-        summands = (
-            (centred, finite),
-            (entropy, finite),
-            (normalized, several),
-            (rows.gain(), finite),
-            (peak, finite),
-            (rows.jacobian_norm(), finite),
-        )
-        sums = torch.stack([by_head(torch.where(mask, value.double(), 0.0)).sum(-1) for value, mask in summands])
-        binned = {
-            "max": (rows.max, finite),
-            "centred_max": (centred, finite),
-            "normalized_entropy": (normalized, several),
-            "peak": (peak, several),
+        known = torch.where(several, normalized, 0.0)
+        summands = torch.stack((centred, rows.entropy, known, rows.gain(), peak, rows.jacobian_norm()))
+        sums = torch.where(finite, summands, 0.0).sum(-1, dtype=torch.float64)
+
+        of_finite, of_several = finite.long(), several.long()
+        histograms = {
+            "max": histogram("max", rows.max, of_finite),
+            "centred_max": histogram("centred_max", centred, of_finite),
+            "normalized_entropy": histogram("normalized_entropy", normalized, of_several),
+            "peak": histogram("peak", peak, of_several),
         }
-        histograms = {name: _histogram(by_head(value.double()), by_head(mask), name) for name, (value, mask) in binned.items()}
         return HeadStats(counts, extremes, sums, histograms)
 
     def merge(self, other: "HeadStats") -> "HeadStats":
@@ -299,59 +282,32 @@ class HeadStats:
         return self._sum(name) / (self.rows - self.nonfinite_rows)
 
 
-def _real_rows(rows: RowStats, query_mask: Tensor | None) -> Tensor:
-    shape = rows.lse.shape
+def _real_rows(rows: RowStats, query_mask: Tensor | None) -> Tensor | None:
+    """Bool [1, all rows of a head]; None: all are real."""
     if query_mask is None:
-        return torch.ones(shape, dtype=torch.bool, device=rows.lse.device)
+        return None
+    shape = rows.lse.shape
     per_query = (*shape[:-2], shape[-1])
     if query_mask.dtype != torch.bool or not broadcasts_to(query_mask.shape, per_query):
         given = f"{query_mask.dtype} of shape {tuple(query_mask.shape)}"
         raise ArgumentError("query_mask", given, f"bool, broadcastable to {per_query}")
-    return query_mask.to(rows.lse.device).expand(per_query).unsqueeze(-2).expand(shape)
+    return query_mask.to(rows.lse.device).expand(per_query).reshape(1, -1)
+
+
+def _by_head(rows: RowStats) -> RowStats:
+    """The same record without gradients, of shape [heads, all rows of a head]: each figure is contiguous then."""
+
+    def flat(values: Tensor) -> Tensor:
+        return values.detach().movedim(-2, 0).flatten(1)
+
+    return RowStats(flat(rows.lse), flat(rows.entropy), rows.rest.movedim(-2, 1).flatten(2), rows.sink)
 
 
 def _largest(values: Tensor) -> Tensor:
+    """Over the last dimension, in float64; NaN left out, −inf where nothing remains. Writes over what it is given."""
     if values.shape[-1] == 0:
-        return torch.full(values.shape[:1], -math.inf, dtype=torch.float64, device=values.device)
-    return torch.where(torch.isnan(values), -math.inf, values).amax(-1).double()
-
-
-def _histogram(values: Tensor, mask: Tensor, name: str) -> Tensor:
-    """How many of the values that the mask lets through lie in each bin: [heads, rows] to int64 [heads, bins].
-
-    Nothing here waits for the device: no boolean index, no bincount.
-    """
-    bins = len(HISTOGRAM_EDGES[name]) + 1
-    values = torch.where(mask, values, 0.0)
-    index = _bin_of_share(values) if name in _SHARES else _bin_of_logit(values)
-    counts = torch.zeros(values.shape[0], bins, dtype=torch.int64, device=values.device)
-    return counts.scatter_add_(1, index, mask.long())
-
-
-def _bin_of_share(values: Tensor) -> Tensor:
-    """How many of the edges are at or below each value."""
-    return _settled((values * 100).floor().clamp_(0, len(_SHARE_EDGES)).long(), values, _on(_SHARE_EDGES, values.device))
-
-
-def _bin_of_logit(values: Tensor) -> Tensor:
-    """The same over the edges of logits, which lie mirrored about 0."""
-    octaves, size = _on(_OCTAVES, values.device), values.abs()
-    guess = (size.log2() * 8 + 33).floor().clamp_(0, len(_OCTAVES)).long()
-    at_most = _settled(guess, size, octaves)
-    below = at_most - (octaves[(at_most - 1).clamp(min=0)] == size).long()  # edges below it: a negative edge counts where reached
-    return torch.where(values < 0, len(_OCTAVES) - below, len(_OCTAVES) + 1 + at_most)
-
-
-def _settled(guess: Tensor, values: Tensor, edges: Tensor) -> Tensor:
-    """The number of edges at or below each value, from a guess that rounding may have put one off."""
-    last = len(edges) - 1
-    guess = guess - ((guess > 0) & (edges[(guess - 1).clamp(min=0)] > values)).long()
-    return guess + ((guess <= last) & (edges[guess.clamp(max=last)] <= values)).long()
-
-
-@functools.lru_cache(maxsize=32)
-def _on(edges: Tensor, device: torch.device) -> Tensor:
-    return edges.to(device)
+        return torch.full(values.shape[:-1], -math.inf, dtype=torch.float64, device=values.device)
+    return values.nan_to_num_(nan=-math.inf, posinf=math.inf, neginf=-math.inf).amax(-1).double()
 
 
 def _dense(heads: list[list[tuple[int, int]]], bins: int) -> Tensor:
@@ -366,7 +322,7 @@ def _dense(heads: list[list[tuple[int, int]]], bins: int) -> Tensor:
 
 def _outer(name: str, edges: Tensor) -> tuple[Tensor, Tensor]:
     # The outer bins are open; for shares they end at 0 and 1, for logits nothing is known beyond the edge.
-    if name in _SHARES:
+    if name in SHARES:
         return edges.new_zeros(1), edges.new_ones(1)
     return edges[:1], edges[-1:]
 

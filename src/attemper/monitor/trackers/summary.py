@@ -39,14 +39,9 @@ class Summary:
 
     def scalars(self, record: StepRecord) -> dict[str, float]:
         """The scalars of that step, as Python floats."""
-        found: dict[str, float] = {"attention/alarms": float(len(record.alarms))}
-        found["attention/nonfinite_rows"] = float(sum(int(layer.stats.nonfinite_rows.sum()) for layer in record.layers))
+        found = _of_the_model(record)
         for name, value in record.scalars.items():
             found["watch/" + "/".join(_tag(part) for part in name.split("/") if part)] = float(value)
-        if record.layers:
-            for figure in SCALARS:
-                values = torch.cat([layer.figure(figure.name) for layer in record.layers])
-                found[f"attention/{figure.name}"] = worst_of(values, figure.worst)
         self._choose(record.layers, self.most - len(found))
         for layer in record.layers:
             tag = self._tags[layer.name]
@@ -79,6 +74,11 @@ class Summary:
             )
 
 
+def headline(record: StepRecord) -> dict[str, float]:
+    """The scalars of the model alone: `attention/FIGURE`, `attention/nonfinite_rows`, `attention/alarms`; finite Python floats."""
+    return {tag: value for tag, value in _of_the_model(record).items() if math.isfinite(value)}
+
+
 def finite(values: Tensor) -> Tensor:
     """Those that are neither infinite nor NaN."""
     return values[torch.isfinite(values)]
@@ -95,6 +95,16 @@ def worst_of(values: Tensor, end: str) -> float:
 def text_of(alarm: Alarm) -> str:
     """An alarm in one line."""
     return f"step {alarm.step}: {alarm.code} {alarm.severity}: {alarm.message}"
+
+
+def _of_the_model(record: StepRecord) -> dict[str, float]:
+    found = {"attention/alarms": float(len(record.alarms))}
+    found["attention/nonfinite_rows"] = float(sum(int(layer.stats.nonfinite_rows.sum()) for layer in record.layers))
+    if record.layers:
+        for figure in SCALARS:
+            values = torch.cat([layer.figure(figure.name) for layer in record.layers])
+            found[f"attention/{figure.name}"] = worst_of(values, figure.worst)
+    return found
 
 
 def _tag(name: str) -> str:

@@ -1,46 +1,19 @@
 """The Trainer of transformers, with the callback: the records of a plain loop, whatever happens in between."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from attemper.errors import ArgumentError, UnsupportedError
 from attemper.monitor import StepRecord, Watch
 from attemper.monitor.callbacks.huggingface import AttemperCallback
 from attemper.monitor.trackers.summary import headline
-from tests.monitor.callbacks.training import BATCH, RATE, Counting, assert_same, examples, llama, micro_batches, plain
-
-
-def trainer_of(folder: Path, *callbacks: TrainerCallback, collate: Callable[..., Any] | None = None, **arguments: Any) -> Trainer:
-    """One that trains as `plain` does: 4 steps of two batches each."""
-    settings: dict[str, Any] = {
-        "max_steps": 4,
-        "gradient_accumulation_steps": 2,
-        "per_device_train_batch_size": BATCH,
-        "optim": "sgd",
-        "learning_rate": RATE,
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0.0,
-        "train_sampling_strategy": "sequential",
-        "save_strategy": "no",
-        "report_to": "none",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-        "use_cpu": True,
-    }
-    return Trainer(
-        model=llama(),
-        args=TrainingArguments(str(folder), **(settings | arguments)),
-        train_dataset=examples(8 * BATCH),
-        eval_dataset=examples(2 * BATCH),
-        data_collator=collate,
-        callbacks=list(callbacks),
-    )
+from tests.monitor.callbacks.huggingface_loop import trainer_of
+from tests.monitor.callbacks.training import BATCH, Counting, assert_same, llama, micro_batches, plain
 
 
 class Logs(TrainerCallback):
@@ -214,5 +187,5 @@ def test_arguments_are_checked_where_they_are_written() -> None:
         AttemperCallback(evry=3)
     with pytest.raises(ArgumentError, match="stop_on: got 'fatal'; expected one of 'error', 'warning', 'info', or None"):
         AttemperCallback(stop_on="fatal")
-    with pytest.raises(ArgumentError, match="clip: got -1.0; expected a number above 0"):
+    with pytest.raises(ArgumentError, match=r"clip: got -1\.0; expected a number above 0"):
         AttemperCallback(clip=-1.0)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import nn
 
 from attemper.errors import MissingExtraError, UnsupportedError
 from attemper.monitor.callbacks.session import Session, Severity
@@ -31,10 +30,10 @@ class AttemperCallback(TrainerCallback):
         trainer = Trainer(model, args, train_dataset=data, callbacks=[AttemperCallback(every=10, trackers="parquet:runs/a")])
         trainer.train()
 
-    A step is an update of the weights with all its micro-batches, under the Trainer's own number of it: 1, 2, …. The first step of
-    a training is logged, and each whose number `every` divides. Beside its record is its loss, as the Trainer adds it up on this
-    process. Evaluations are not counted. The Trainer's logs, and what `report_to` names, get `attention/FIGURE`, the worst head of
-    the model in the last record. The watch is removed when `train` ends, by an exception too.
+    A step is an update of the weights with all its micro-batches, under the Trainer's own number of it: 1, 2, …. The first step
+    of a training is logged, and each whose number `every` divides. Beside its record is its loss, as the Trainer adds it up on
+    this process. Evaluations are not counted. The Trainer's logs, and what `report_to` names, get `attention/FIGURE`, the worst
+    head of the model in the last record. The watch is removed when `train` ends, by an exception too.
 
     Args:
         clip: the threshold of a `QKClip`, which edits the weights right after each step of the optimiser; None: they are left
@@ -80,7 +79,7 @@ class AttemperCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
-        """Watch the model: the one inside of what accelerate and torch wrap around it; under FSDP, which wraps it for good, that."""
+        """Watch the model: the one inside of what accelerate and torch wrap around it; the wrapper where that is FSDP."""
         if args.n_gpu > 1:
             raise UnsupportedError(
                 f"args: one process on {args.n_gpu} GPUs (DataParallel) runs copies of the model, which cannot be watched; "

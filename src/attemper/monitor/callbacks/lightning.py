@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from attemper.errors import MissingExtraError
 from attemper.monitor.callbacks.session import Session, Severity
@@ -42,8 +42,9 @@ class AttemperCallback(Callback):
     A step is a batch at whose end optimisers have stepped, with the micro-batches before it; steps are counted from 1, as
     `global_step` is where there is one optimiser. The first step of a training is logged, and each whose number `every` divides.
     Beside its record is its loss, as Lightning adds it up on this process. The whole of `training_step` is measured, whatever it
-    calls; validation is not counted, nor is the check of it before training. Lightning's loggers get `attention/FIGURE`, the worst
-    head of the model, in the steps that it logs (`log_every_n_steps`). The watch is removed at the end, by an exception too.
+    calls; validation is not counted, nor is the check of it before training. In the steps that Lightning logs
+    (`log_every_n_steps`) its loggers get `attention/FIGURE`, the worst head of the model. The watch is removed at the end, by an
+    exception too.
 
     Args:
         clip: the threshold of a `QKClip`, which edits the weights right after each step; None: they are left alone.
@@ -89,9 +90,13 @@ class AttemperCallback(Callback):
         root = _step_of(pl_module)
         self._session.begin(root, self._saved)
         self._saved = {}
-        before = vars(pl_module).get("training_step")
-        pl_module.training_step = functools.wraps(pl_module.training_step)(lambda *args, **kwargs: root(*args, **kwargs))
-        self._undo.callback(_restore, pl_module, before)
+
+        @functools.wraps(pl_module.training_step)
+        def training_step(*args: Any, **kwargs: Any) -> Any:
+            return root(*args, **kwargs)
+
+        self._undo.callback(_restore, pl_module, vars(pl_module).get("training_step"))
+        pl_module.training_step = training_step
 
     def on_train_batch_end(
         self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any, batch_idx: int

@@ -75,7 +75,7 @@ class Summary:
 
 
 def headline(record: StepRecord) -> dict[str, float]:
-    """The scalars of the model alone: `attention/FIGURE`, `attention/nonfinite_rows`, `attention/alarms`; finite Python floats."""
+    """Those scalars alone that are of the whole model: `attention/FIGURE`, `attention/nonfinite_rows`, `attention/alarms`."""
     return {tag: value for tag, value in _of_the_model(record).items() if math.isfinite(value)}
 
 

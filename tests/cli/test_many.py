@@ -30,10 +30,21 @@ def test_arguments(capsys: Capture, tmp_path: Path) -> None:
     assert "MODEL: got 'x'; expected none beside --all" in could_not_run(capsys, "check", "x", "--all", str(tmp_path))
     assert "names no model" in could_not_run(capsys, "check", "--all", str(tmp_path))
     (tmp_path / "list.txt").write_text("a\n")
-    (tmp_path / "attemper.toml").write_text("output-format = 'github'\n")
-    refused = could_not_run(capsys, "check", "--all", str(tmp_path / "list.txt"), "--config", str(tmp_path / "attemper.toml"))
-    assert "--output-format: got 'github'; expected text or json beside --all, whatever a configuration file says" in refused
+    refused = could_not_run(capsys, "check", "--all", str(tmp_path / "list.txt"), "--output-format", "github")
+    assert "--output-format: got 'github'; expected text or json beside --all" in refused
     assert "expected --all with it" in could_not_run(capsys, "check", "--jobs", "3")
+
+
+@pytest.mark.parametrize(("form", "begin"), [("github", "model "), ("json", '{"schema"')])
+def test_what_a_file_wants_of_single_checks(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, begin: str
+) -> None:
+    monkeypatch.setattr(many, "check_many", lambda *_arguments, **_options: ManyReport((ModelResult("a", 0, 1.0),)))
+    (tmp_path / "list.txt").write_text("a\n")
+    (tmp_path / "attemper.toml").write_text(f"output-format = '{form}'\n")
+    code, out, err = run(capsys, "check", "--all", str(tmp_path / "list.txt"), "--config", str(tmp_path / "attemper.toml"))
+    assert (code, err) == (0, "")
+    assert out.startswith(begin)
 
 
 def test_options_are_passed_on(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

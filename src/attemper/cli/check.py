@@ -174,7 +174,8 @@ def command(
             "config": config,
             "isolated": isolated,
         }
-        raise typer.Exit(check_all(every, passed, output_format=force["output-format"], jobs=jobs, timeout=timeout, ray=ray))
+        form, asked = force["output-format"], output_format is not None
+        raise typer.Exit(check_all(every, passed, output_format=form, asked=asked, jobs=jobs, timeout=timeout, ray=ray))
     if ray is not None or timeout is not None or jobs != 1:
         raise ArgumentError("--jobs, --timeout, --ray", "one of them", "--all with it")
     if explain and force["output-format"] != "text":

@@ -16,6 +16,7 @@ def check_all(
     passed: Mapping[str, Any],
     *,
     output_format: str,
+    asked: bool,
     jobs: int,
     timeout: float | None,
     ray: str | None,
@@ -24,13 +25,16 @@ def check_all(
 
     Args:
         passed: options of the single checks by name: None and False were not given, True is a flag, a list is given often.
+        output_format: how to write the summary. asked: whether the command line chose it; what a configuration file chose for
+            single checks, and a summary does not have, is text.
+
+    Raises:
+        ArgumentError: the command line asks for a format that a summary does not have.
     """
     from attemper.checker.many import check_many, find_models, plain_text
 
-    if output_format not in ("text", "json"):
-        raise ArgumentError(
-            "--output-format", repr(output_format), "text or json beside --all, whatever a configuration file says"
-        )
+    if asked and output_format not in ("text", "json"):
+        raise ArgumentError("--output-format", repr(output_format), "text or json beside --all")
     models = find_models(path_of(place))
     with _bar(len(models)) as advance, ended_as_interrupted():
         report = check_many(models, _arguments(passed), jobs=jobs, timeout=timeout, ray=ray, done=advance)

@@ -51,10 +51,11 @@ def report(*findings: Finding, layers: int = 3, **changes: object) -> Report:
     )
 
 
-def by_weights() -> Report:
-    """What --weights-only gives: no rows, and not nothing."""
-    row = WeightRow("layers.0.attention", 3, (17.0, 19.0, 23.0), 5.0, 7.0, None, "layers.0.norm")
-    return report(layers=0, weights=(row,))
+def by_weights(unseen: tuple[tuple[str, str], ...] = ()) -> Report:
+    """What --weights-only gives: no rows, and not nothing. With `unseen`: a second module too, which has no bound."""
+    rows = (WeightRow("layers.0.attention", 3, (17.0, 19.0, 23.0), 5.0, 7.0, None, "layers.0.norm"),)
+    rows += (WeightRow("layers.1.attention", 3, (), 5.0, 7.0, None),) if unseen else ()
+    return report(layers=0, weights=rows, unseen=unseen)
 
 
 def hostile_report() -> Report:

@@ -30,7 +30,7 @@ BOUNDED = (
     "bert",
     "distilbert",
 )
-BOUNDED += ("t5", "whisper", "vit", "swin", "clip", "cohere", "persimmon", "xglm")
+BOUNDED += ("t5", "whisper", "vit", "swin", "clip", "cohere", "persimmon", "xglm", "t5gemma")
 
 
 @pytest.mark.parametrize("name", BOUNDED)
@@ -81,6 +81,41 @@ def test_an_input_that_reaches_the_bound() -> None:
         k = attention.k_proj(norm(direction))[:10]
     bound = attemper.check(model, weights_only=True).weights[0].bounds[0]
     assert float(q @ k) * 10**-0.5 == pytest.approx(bound, rel=1e-3)  # the norm's epsilon
+
+
+class TestCrossAttention:
+    def test_queries_and_keys_have_norms_of_their_own(self) -> None:
+        model, _ = build("whisper", gain=5.0)
+        block, last = model.model.decoder.layers[1], model.model.encoder.layer_norm
+        with torch.no_grad():
+            for norm in (block.encoder_attn_layer_norm, last):
+                norm.weight.normal_()
+                norm.bias.normal_()
+        (row,) = (each for each in attemper.check(model, weights_only=True).weights if "1.encoder_attn" in each.module)
+        lengths = []
+        for projection, norm in ((block.encoder_attn.q_proj, block.encoder_attn_layer_norm), (block.encoder_attn.k_proj, last)):
+            w = projection.weight.detach().double().unflatten(0, (4, 6))
+            b = 0.0 if projection.bias is None else projection.bias.detach().double().unflatten(0, (4, 6))
+            sigma = torch.linalg.svdvals(w * norm.weight.detach().double())[:, 0]
+            lengths.append(sigma * 24**0.5 + (w @ norm.bias.detach().double() + b).norm(dim=-1))
+        assert row.bounds == pytest.approx((lengths[0] * lengths[1] * 6**-0.5).tolist(), rel=1e-9)
+        assert row.norm == "model.decoder.layers.1.encoder_attn_layer_norm, keys: model.encoder.layer_norm"
+
+    @pytest.mark.parametrize("name", ["whisper", "t5", "t5gemma"])
+    def test_every_call_is_bounded(self, name: str) -> None:
+        model, _ = build(name)
+        report = attemper.check(model, weights_only=True)
+        assert all(row.bounds for row in report.weights)
+        assert sum("keys: " in row.norm for row in report.weights) == 2
+        assert report.unseen == ()
+
+    def test_where_the_norms_are_not_known(self) -> None:
+        model, _ = build("bart")
+        report = attemper.check(model, weights_only=True)
+        (words,) = {reason for module, reason in report.unseen if "encoder_attn" in module}
+        assert "its keys are made of what an encoder gives (cross attention)" in words
+        assert "\n\nno bound\n  model.encoder.layers.0.self_attn" in str(report)
+        assert "not seen" not in str(report)
 
 
 class TestFindings:

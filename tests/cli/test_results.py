@@ -124,6 +124,15 @@ class TestExplain:
         assert "large-logit = 100 (logit; ATT202): The logit above which a head is reported." in words
         assert out.rstrip().splitlines()[-2].startswith("4 attention calls, 8 heads")
 
+    def test_every_number_of_the_weights_too(self, capsys: Capture) -> None:
+        code, out, _ = run(capsys, "check", "attemper.examples.faults:logit_bound", "--weights-only", "--explain")
+        assert code == 0
+        titles = ("the columns", "the closing line", "the findings", "the thresholds")
+        columns, closing, *_ = (" ".join(out.partition(f"\n{title}\n")[2].split()) for title in titles)
+        for column in ("layer", "heads", "logit bound", "‖W_q‖", "‖W_k‖", "‖W_v‖", "behind"):
+            assert f"{column}: " in columns.partition("the closing line")[0]
+        assert "largest bound on a logit: the largest logit bound of any of them" in closing
+
     def test_only_of_the_text(self, capsys: Capture) -> None:
         line = run(capsys, "check", EXAMPLE, "--explain", "--output-format", "json")[2]
         assert "--explain: got output-format json; expected --output-format text beside it" in line

@@ -101,6 +101,15 @@ class TestGithub:
         assert commands(github_lines(report(layers=0), NAMES))[0][0] == "error"
         assert not commands(github_lines(by_weights(), NAMES))
 
+    def test_a_module_without_a_bound_was_seen(self) -> None:
+        whole = by_weights(unseen=(("layers.1.attention", "a reason"), ("layers.2.attention", "a reason")))
+        titles = [" ".join(map(str, command)) for command in commands(github_lines(whole, NAMES))]
+        assert len(titles) == 2
+        assert "not seen" in titles[0]
+        assert "layers.2.attention: a reason" in titles[0]
+        assert "no bound" in titles[1]
+        assert "layers.1.attention: a reason" in titles[1]
+
 
 class TestJunit:
     def suite(self, whole: Report, fail_on: str = "error") -> ET.Element:

@@ -115,6 +115,13 @@ def test_nothing_to_check_is_told_and_weights_alone_are_not_nothing() -> None:
     assert [[each["level"] for each in notifications] for notifications in told] == [["error"], []]
 
 
+def test_a_module_without_a_bound_was_looked_at() -> None:
+    whole = by_weights(unseen=(("layers.1.attention", "a reason"), ("layers.2.attention", "a reason")))
+    told = to_sarif(whole, RULES, version="0.1.0")["runs"][0]["invocations"][0]["toolExecutionNotifications"]
+    words = [each["message"]["text"] for each in told]
+    assert words == ["layers.2.attention was not looked at: a reason", "layers.1.attention has no bound: a reason"]
+
+
 def test_hostile_names_are_written_out() -> None:
     text = sarif_text(to_sarif(hostile_report(), RULES, version="0.1.0", artifact=HOSTILE))
     assert text.isascii()

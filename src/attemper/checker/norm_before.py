@@ -1,11 +1,12 @@
 """Which norm stands in front of an attention module: a table of where models keep it, since without a run nothing shows it."""
 
 import re
+from typing import NamedTuple
 
 from torch import nn
 
 # Children of the block (or of the block around it) that normalise what goes into attention.
-_PRE = ("input_layernorm", "ln_1", "layernorm_before", "layer_norm1", "attention_norm", "attn_norm")
+_PRE = ("input_layernorm", "pre_self_attn_layernorm", "ln_1", "layernorm_before", "layer_norm1", "attention_norm", "attn_norm")
 # Blocks whose norm of this name comes first only in some classes.
 _BY_CLASS = (
     ("self_attn_layer_norm", r"^(Whisper|Pegasus|MBart|Blenderbot(?!Small)|M2M100|XGLM|Speech2Text|GPTNeo)"),
@@ -22,14 +23,51 @@ _POST = (
         "embeddings.LayerNorm",
     ),
 )
+# Cross attention: (pattern of the block's class, its norm in front of the queries, the norm that the encoder ends in).
+_CROSS = (
+    (r"^(Whisper|Pegasus|MBart|Blenderbot(?!Small)|M2M100|Speech2Text)", "encoder_attn_layer_norm", "layer_norm"),
+    (r"^(T5|MT5|UMT5|LongT5|SwitchTransformers)LayerCrossAttention", "layer_norm", "final_layer_norm"),
+    (r"^T5GemmaDecoderLayer", "pre_cross_attn_layernorm", "norm"),
+)
 _OTHER_SOURCE = re.compile(r"cross|encoder_attn|EncDec", re.IGNORECASE)  # keys come from elsewhere
+_DECODER = re.compile(r"^(?P<stem>.*\.)?decoder\.")  # the innermost: an encoder beside an outer one may be projected first
 
 
-def norm_before(model: nn.Module, attention: str) -> str | None:
-    """The dotted name of the norm whose output an attention module projects to q and k; None where it is not known."""
+class Norms(NamedTuple):
+    """Dotted names of the norms whose outputs are projected to q and to k: the same one, but in cross attention."""
+
+    query: str
+    key: str
+
+    def __str__(self) -> str:
+        return self.query if self.query == self.key else f"{self.query}, keys: {self.key}"
+
+
+def norms_before(model: nn.Module, attention: str) -> Norms | None:
+    """The norms in front of an attention module; None where they are not known."""
     modules = dict(model.named_modules())
-    if _OTHER_SOURCE.search(attention):
-        return None
+    if is_cross(attention):
+        return _of_cross(modules, attention)
+    before = _of_self(modules, attention)
+    return before and Norms(before, before)
+
+
+def is_cross(attention: str) -> bool:
+    """Whether an attention module's name says that its keys come from elsewhere, such as an encoder."""
+    return _OTHER_SOURCE.search(attention) is not None
+
+
+def _of_cross(modules: dict[str, nn.Module], attention: str) -> Norms | None:
+    path = attention.rpartition(".")[0]
+    decoder = _DECODER.match(path)
+    for classes, of_query, of_encoder in _CROSS if decoder else ():
+        if re.search(classes, type(modules[path]).__name__):
+            norms = Norms(f"{path}.{of_query}", f"{decoder['stem'] or ''}encoder.{of_encoder}")
+            return norms if all(_is_norm(modules.get(name)) for name in norms) else None
+    return None
+
+
+def _of_self(modules: dict[str, nn.Module], attention: str) -> str | None:
     for pattern, of_block, of_embedding in _POST:
         if found := re.match(pattern, attention):
             number = int(found["i"])

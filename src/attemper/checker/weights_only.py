@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attemper.checker.findings import finding, heads_in_words
 from attemper.checker.load import Subject
 from attemper.checker.measure import dtype_name
-from attemper.checker.norm_before import norm_before
+from attemper.checker.norm_before import is_cross, norms_before
 from attemper.checker.numeric_range import LARGEST_FLOAT16
 from attemper.checker.scales_expected import expected_scale
 from attemper.checker.streaming import values
@@ -63,7 +63,7 @@ def _weigh(
 ) -> tuple[WeightRow, float | None, str]:
     """The row, the scale of the architecture's rule, and why there is no bound ("" where there is one)."""
     scale = expected_scale(model, name, config, head_dim=projections.head_dim, heads=projections.heads).value
-    before, norm, why_not = norm_before(model, name), "", ""
+    before, norm, why_not = norms_before(model, name), "", ""
     bounds: tuple[float, ...] = ()
     key = projections.key
     if projections.shared_key:
@@ -74,11 +74,16 @@ def _weigh(
         why_not = "its scale is learned"
     elif before is None and not (projections.query.dim is None and key.dim is None):
         why_not = "no norm is known to stand in front of it, so its input may be of any size"
+        if is_cross(name):
+            why_not = (
+                "its keys are made of what an encoder gives (cross attention), and which norms its queries and that encoder's "
+                "outputs come from is not known, so either may be of any size"
+            )
     else:
         behind_norms = projections.query.dim is None and key.dim is None
-        norm = "QK-norm" if behind_norms or before is None else before
-        x = None if behind_norms or before is None else _Input.of(model, before)
-        length_q, length_k = _length(module, projections.query, x), _length(module, key, x)
+        norm = "QK-norm" if behind_norms or before is None else str(before)
+        x, y = (None, None) if behind_norms or before is None else (_Input.of(model, each) for each in before)
+        length_q, length_k = _length(module, projections.query, x), _length(module, key, y)
         length_q = length_q.expand(projections.heads)
         length_k = length_k.repeat_interleave(projections.heads // length_k.shape[0])
         bound = abs(scale) * length_q * length_k

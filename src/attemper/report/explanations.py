@@ -82,12 +82,57 @@ COLUMN_WORDS: Mapping[str, Explained] = {
     ),
 }
 
+_WEIGHTS = "the weights alone, without a forward pass"
+
+WEIGHT_COLUMN_WORDS: Mapping[str, Explained] = {
+    "layer": Explained(
+        "The module that projects q, k and v.",
+        "its dotted name, without what all names share",
+        "Look it up with model.get_submodule.",
+        "the modules whose layout is known",
+    ),
+    "heads": Explained("How many query heads it has.", "width of all of q / width of a head", "Keys may have fewer.", _WEIGHTS),
+    "logit bound": Explained(
+        "What the size of no logit can exceed, whatever the input: of the head in which it is largest.",
+        "scale·(‖W_q·diag(g)‖·√D + ‖W_q·b + b_q‖)·(the same of k), behind a norm of D numbers with gain g and bias b; behind "
+        "QK-norm √m·max |g| over its m numbers in place of each bracket; at most the softcap",
+        "That some input could reach it does not say that one does: a run shows the logits that occur. — where no norm is known "
+        "that bounds the input; the list below the table says why.",
+        _WEIGHTS,
+    ),
+    "‖W_q‖": Explained(
+        "By how much the projection to q can lengthen a vector.",
+        "spectral norm (largest singular value) of the whole W_q, all heads together",
+        "‖W_q‖ and ‖W_k‖ far above ‖W_v‖ say that logits grew in training; behind QK-norm they say nothing.",
+        _WEIGHTS,
+    ),
+    "‖W_k‖": Explained("The same of the projection to k.", "spectral norm of the whole W_k", "See ‖W_q‖.", _WEIGHTS),
+    "‖W_v‖": Explained(
+        "The same of the projection to v.",
+        "spectral norm of the whole W_v",
+        "What ‖W_q‖ and ‖W_k‖ are held against; — where v is not a projection of its own.",
+        _WEIGHTS,
+    ),
+    "behind": Explained(
+        "The norm whose output q and k are made of.",
+        "its dotted name; QK-norm where q and k are normalised themselves; in cross attention that of the queries, and that of "
+        "the encoder, of whose output keys are made",
+        "— where none is known, and then there is no bound.",
+        "the names of the model's modules",
+    ),
+}
+
 TOTAL_WORDS: Mapping[str, str] = {
     "attention calls, heads, rows": "how many calls were seen, the sum of their heads, and of their heads' real query rows",
     "largest logit": "max z over all calls",
     "fp16 room": "65504 / max |q·k| over all calls",
     "mean normalized entropy, saturated": "over all rows with two visible keys or more, of all heads and calls",
     "mean gain": "over all rows with a visible key and finite logits",
+}
+
+WEIGHT_TOTAL_WORDS: Mapping[str, str] = {
+    "attention modules, heads": "how many modules were looked at, and the sum of their heads",
+    "largest bound on a logit": "the largest logit bound of any of them; absent where none has one",
 }
 
 
@@ -105,6 +150,9 @@ def explained(report: Outcome, rules: Rules, thresholds: Sequence[str] = ()) -> 
             sections.append(("the scales that vary", varying))
         sections.append(("the closing line", [f"{name}: {words}" for name, words in TOTAL_WORDS.items()]))
     by_code = {rule.code: rule for rule in rules}
+    if report.weights:
+        sections.append(("the columns", [f"{name}: {WEIGHT_COLUMN_WORDS[name]}" for name in layout.WEIGHT_COLUMNS]))
+        sections.append(("the closing line", [f"{name}: {words}" for name, words in WEIGHT_TOTAL_WORDS.items()]))
     findings = []
     for group in layout.groups(report):
         rule = by_code.get(group.code)

@@ -25,7 +25,7 @@ def github_lines(report: Outcome, rule_names: Mapping[str, str], *, artifact: st
         if group.more:
             places.append(f"and {group.more} more")
         lines.append(_command(_COMMANDS[group.severity], title, "\n".join([*places, f"remedy: {group.remedy}"]), artifact))
-    lines += [_command("warning", "not seen", words, artifact) for words in layout.unseen(report)]
+    lines += [_command("warning", title, words, artifact) for title, missed in layout.missed(report) for words in missed]
     if not report.looked_at:
         lines.append(_command("error", "nothing to check", "no attention call was seen", artifact))
     return "\n".join([*lines, layout.closing(report)]) + "\n"

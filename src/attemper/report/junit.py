@@ -26,8 +26,8 @@ def junit_text(report: Outcome, rules: Rules, fail_on: str) -> str:
     seen = ET.Element("testcase", {"classname": "attemper", "name": "attention was seen"})
     if not report.looked_at:
         ET.SubElement(seen, "error", {"message": layout.closing(report), "type": "nothing to check"})
-    elif missed := layout.unseen(report):
-        ET.SubElement(seen, "system-out").text = _xml("not seen\n" + "\n".join(missed))
+    elif missed := layout.missed(report):
+        ET.SubElement(seen, "system-out").text = _xml("\n".join("\n".join([title, *lines]) for title, lines in missed))
     counts = {
         "tests": str(len(cases) + 1),
         "failures": str(sum(case.find("failure") is not None for case in cases)),

@@ -17,7 +17,7 @@ LEGEND = (
 WEIGHT_COLUMNS = ("layer", "heads", "logit bound", "‖W_q‖", "‖W_k‖", "‖W_v‖", "behind")
 WEIGHT_LEGEND = (
     "logit bound: of the worst head, scale·‖W_q‖·‖W_k‖·‖x‖² with biases, which no input exceeds; — where ‖x‖ is not known. "
-    "‖W‖: spectral norms of the whole projections. behind: the norm that bounds x."
+    "‖W‖: spectral norms of the whole projections. behind: the norm that bounds x; where keys are made of another x, its norm too."
 )
 _MOST_MESSAGES = 6
 _MOST_LISTED = 10
@@ -89,12 +89,22 @@ def grouped(report: Outcome) -> list[list[Finding]]:
     return [sorted(together[key], key=distance, reverse=True) for key in order]
 
 
-def unseen(report: Outcome) -> list[str]:
-    """What was not looked at, one line for each reason."""
-    by_reason: dict[str, list[str]] = {}
-    for module, reason in report.unseen:
-        by_reason.setdefault(safe(reason), []).append(safe(module) or "the model itself")
-    return [f"{listed(modules, 4)}: {reason}" for reason, modules in by_reason.items()]
+def missed(report: Outcome) -> tuple[tuple[str, list[str]], ...]:
+    """(title, one line for each reason): what was not looked at, and which modules, by weights alone, have no bound."""
+    named = (("not seen", not_seen(report)), ("no bound", unbounded(report)))
+    return tuple((title, _by_reason(found)) for title, found in named if found)
+
+
+def not_seen(report: Outcome) -> list[tuple[str, str]]:
+    """(module, reason) of what was not looked at."""
+    weighed = {row.module for row in report.weights}
+    return [(module, reason) for module, reason in report.unseen if module not in weighed]
+
+
+def unbounded(report: Outcome) -> list[tuple[str, str]]:
+    """(module, reason) of what was looked at by its weights, and whose logits have no bound."""
+    weighed = {row.module for row in report.weights}
+    return [(module, reason) for module, reason in report.unseen if module in weighed]
 
 
 def notes(report: Outcome) -> list[str]:
@@ -175,6 +185,13 @@ def together(names: Sequence[str]) -> str:
 
 
 _NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "info"}
+
+
+def _by_reason(found: Iterable[tuple[str, str]]) -> list[str]:
+    modules: dict[str, list[str]] = {}
+    for module, reason in found:
+        modules.setdefault(safe(reason), []).append(safe(module) or "the model itself")
+    return [f"{listed(names, 4)}: {reason}" for reason, names in modules.items()]
 
 
 def _figures(row: LayerRow) -> list[str]:

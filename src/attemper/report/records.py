@@ -101,7 +101,8 @@ class WeightRow:
         module: dotted name; heads: of q.
         bounds: for each head, what no |scale * q·k| can exceed, whatever the input; () where the input's norm is not known.
         query_norm, key_norm, value_norm: spectral norms of the projections; None where they are not known.
-        norm: name of the norm in front, which bounds the input; "" where none is known, or none is needed.
+        norm: name of the norm in front, which bounds the input, and in cross attention that of the encoder too; "" where none is
+            known; "QK-norm" where none is needed.
     """
 
     module: str
@@ -142,7 +143,7 @@ class Outcome:
     Attributes:
         model, inputs: what was checked, and on what, in words; dtype: what was computed in.
         rows: one for each attention call, in order; findings: errors first.
-        unseen: (module, reason) of attention that was not looked at; notes: what a reader should know about this run.
+        unseen: (module, reason) of attention that was not looked at, and of modules in `weights` that have no bound; notes: what a reader should know about this run.
         suppressed: findings that a baseline names; they count nowhere.
         weights: one for each attention module, where the weights alone were looked at; there are no rows then.
     """

@@ -10,6 +10,7 @@ import json
 from typing import Any
 from urllib.parse import quote
 
+from attemper.report import layout
 from attemper.report.names import safe
 from attemper.report.records import Finding, Outcome, Severity
 from attemper.report.rule import Rule, Rules
@@ -42,9 +43,9 @@ def to_sarif(
     driver: dict[str, Any] = {"name": "attemper", "version": version, "rules": [_rule(rule, docs_url) for rule in rules]}
     if docs_url:
         driver["informationUri"] = docs_url
-    told = [("note", note) for note in report.notes] + [
-        ("warning", f"{module or 'the model itself'} was not looked at: {reason}") for module, reason in report.unseen
-    ]
+    told = [("note", note) for note in report.notes]
+    for what, missed in (("was not looked at", layout.not_seen(report)), ("has no bound", layout.unbounded(report))):
+        told += [("warning", f"{module or 'the model itself'} {what}: {reason}") for module, reason in missed]
     if not report.looked_at:
         told.append(("error", "no attention call was seen"))
     invocation = {

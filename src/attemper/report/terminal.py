@@ -36,8 +36,7 @@ def print_report(
     for group in layout.groups(report):
         console.print()
         _print_group(group, console, rule_names.get(group.code, ""))
-    _print_list("not seen", layout.unseen(report), console)
-    for title, lines in (("notes", layout.notes(report)), *extra):
+    for title, lines in (*layout.missed(report), ("notes", layout.notes(report)), *extra):
         _print_list(title, lines, console)
     console.print()
     worst = next((severity for severity in Severity if report.count(severity)), None)

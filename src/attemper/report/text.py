@@ -21,8 +21,7 @@ def plain_text(report: Outcome, rule_names: Mapping[str, str] | None = None, ext
     if report.weights:
         blocks.append(table_text(*layout.weights_table(report), layout.WEIGHT_COLUMNS, layout.WEIGHT_LEGEND))
     blocks += [_group(group, (rule_names or {}).get(group.code, "")) for group in layout.groups(report)]
-    if missed := layout.unseen(report):
-        blocks.append(list_text("not seen", missed))
+    blocks += [list_text(title, lines) for title, lines in layout.missed(report)]
     if noted := layout.notes(report):
         blocks.append(list_text("notes", noted))
     blocks += [list_text(title, texts) for title, texts in extra]

@@ -93,6 +93,12 @@ def test_weights_alone_are_not_nothing() -> None:
     assert 'class="verdict clean"' in check_page(by_weights())
 
 
+def test_a_module_without_a_bound_was_seen() -> None:
+    text = words(by_weights(unseen=(("layers.1.attention", "its input may be of any size"), ("layers.2.attention", "unknown"))))
+    assert "1 module was not seen. 1 module has no bound." in text
+    assert "Not seen layers.2.attention: unknown No bound layers.1.attention: its input may be of any size" in text
+
+
 def test_an_absent_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None if name == "vl_convert" else name)
     with pytest.raises(MissingExtraError, match=r"vl-convert-python is needed to .*: pip install 'attemper\[html\]'"):

@@ -40,7 +40,7 @@ class Elements(HTMLParser):
 
 def minimal(**data: object) -> str:
     context = dict.fromkeys(("tone", "verdict", "lead", "shared", "legend"), "")
-    lists = {name: [] for name in ("facts", "tiles", "counts", "groups", "columns", "table", "unseen", "notes")}
+    lists = {name: [] for name in ("facts", "tiles", "counts", "groups", "columns", "table", "missed", "notes")}
     return render_page(
         "check.html.j2",
         styles=(),

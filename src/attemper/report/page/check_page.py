@@ -115,7 +115,7 @@ def check_page(report: Outcome, rules: Mapping[str, RuleWords] | None = None, wh
         table=layers.table,
         legend=layout.LEGEND,
         weights=_weights(report),
-        unseen=layout.unseen(report),
+        missed=layout.missed(report),
         notes=layout.notes(report),
     )
 
@@ -147,9 +147,10 @@ def _lead(report: Outcome, groups: Sequence[Sequence[Finding]], rules: Mapping[s
     if gravest and gravest[0][0].severity is Severity.INFO:
         gravest = []
     sentences = [rules[code].summary for code in dict.fromkeys(found[0].code for found in gravest[:3]) if code in rules]
-    if report.unseen:
-        modules = len(report.unseen)
+    if modules := len(layout.not_seen(report)):
         sentences.append(f"{layout.plural(modules, 'module')} {'was' if modules == 1 else 'were'} not seen.")
+    if modules := len(layout.unbounded(report)):
+        sentences.append(f"{layout.plural(modules, 'module')} {'has' if modules == 1 else 'have'} no bound.")
     return " ".join(sentences)
 
 

@@ -26,14 +26,14 @@ class Inputs:
 
     Attributes:
         args, kwargs: as the model takes them; description: what they are, in words; notes: what a reader should know.
-        passage: whether they are the passage that the options name (of random ids there are as many as are asked for).
+        part: which passage of a text they are, from 1 (of random ids there are as many as are asked for); 0: none.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     description: str
     notes: tuple[str, ...] = ()
-    passage: bool = False
+    part: int = 0
 
 
 def prepare(subject: Subject, given: Any, options: Options) -> Inputs:
@@ -48,7 +48,7 @@ def prepare(subject: Subject, given: Any, options: Options) -> Inputs:
     """
     try:
         inputs = _given(subject, given, options) if given is not None else _default(subject, options)
-        if options.passages > 1 and not inputs.passage:
+        if options.passages > 1 and not inputs.part:
             raise LoadError(f"inputs: --passages {options.passages} cuts text, and these are {inputs.description}")
         if not inputs.args and subject.config is not None:
             inputs = _completed(subject, inputs)
@@ -137,7 +137,7 @@ def _default(subject: Subject, options: Options) -> Inputs:
         if name != "input_ids":
             parts[name], description = made_up.make(name, model, config, batch)
             words.append(description)
-    return Inputs((), parts, "; ".join(words), notes, passage="input_ids" in wanted)
+    return Inputs((), parts, "; ".join(words), notes, options.passage + 1 if "input_ids" in wanted else 0)
 
 
 def _passage_or_random(subject: Subject, options: Options) -> Inputs:
@@ -185,8 +185,8 @@ def _text(subject: Subject, texts: list[str], name: str, options: Options) -> In
     kwargs = {key: value for key, value in encoded.items() if key in made_up.parameters(subject.model)}
     cut = f", cut from {whole}" if whole > ids.shape[1] else ""
     second = f", with a shorter one padded on the {found.padding_side}" if len(texts) > 1 else ""
-    part = f", passage {options.passage + 1} of {options.passages}" if options.passages > 1 else ""
-    return Inputs((), kwargs, f"{name}{part}, its own tokenizer, {ids.shape[1]} tokens{cut}{second}", passage=True)
+    words = f"{name}{_which(options)}, its own tokenizer, {ids.shape[1]} tokens{cut}{second}"
+    return Inputs((), kwargs, words, part=options.passage + 1)
 
 
 def _passage(text: str, options: Options, name: str) -> str:
@@ -221,7 +221,12 @@ def _random(subject: Subject, options: Options, reason: str) -> Inputs:
         )
     length = min(made_up.longest(subject.model, subject.config), options.max_tokens, 128)
     kwargs = made_up.token_ids(subject.model, subject.config, vocabulary, length, draw=options.passage)
-    return Inputs((), kwargs, f"random token ids, {length} tokens", (f"inputs are random token ids: {reason}",), passage=True)
+    notes = (f"inputs are random token ids: {reason}",)
+    return Inputs((), kwargs, f"random token ids{_which(options)}, {length} tokens", notes, options.passage + 1)
+
+
+def _which(options: Options) -> str:
+    return f", passage {options.passage + 1} of {options.passages}" if options.passages > 1 else ""
 
 
 def _completed(subject: Subject, inputs: Inputs) -> Inputs:

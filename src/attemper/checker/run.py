@@ -12,6 +12,7 @@ from attemper.checker.budget import size
 from attemper.checker.evidence import CallEvidence, Evidence
 from attemper.checker.health import health_findings
 from attemper.checker.inputs import Inputs, prepare_all
+from attemper.checker.inputs_in_words import in_words
 from attemper.checker.load import Subject, load
 from attemper.checker.masks import mask_findings
 from attemper.checker.measure import dtype_name, measure
@@ -122,7 +123,7 @@ def judge(
     findings = selection.apply(finding for rules in _RULES for finding in rules(evidence))
     return Report(
         model=subject.name,
-        inputs="; ".join(each.description for each in inputs),
+        inputs=in_words(inputs),
         dtype=evidence.dtype,
         rows=tuple(_row(evidence, call) for call in evidence.calls),
         findings=findings,

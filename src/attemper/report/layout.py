@@ -17,7 +17,7 @@ LEGEND = (
 WEIGHT_COLUMNS = ("layer", "heads", "logit bound", "‖W_q‖", "‖W_k‖", "‖W_v‖", "behind")
 WEIGHT_LEGEND = (
     "logit bound: of the worst head, scale·‖W_q‖·‖W_k‖·‖x‖² with biases, which no input exceeds; — where ‖x‖ is not known. "
-    "‖W‖: spectral norms of the whole projections. behind: the norm that bounds x; where keys are made of another x, its norm too."
+    "‖W‖: spectral norms of the whole projections. behind: the norm that bounds x, in cross attention those of q's and k's."
 )
 _MOST_MESSAGES = 6
 _MOST_LISTED = 10

@@ -143,7 +143,8 @@ class Outcome:
     Attributes:
         model, inputs: what was checked, and on what, in words; dtype: what was computed in.
         rows: one for each attention call, in order; findings: errors first.
-        unseen: (module, reason) of attention that was not looked at, and of modules in `weights` that have no bound; notes: what a reader should know about this run.
+        unseen: (module, reason) of attention that was not looked at, and of modules in `weights` that have no bound.
+        notes: what a reader should know about this run.
         suppressed: findings that a baseline names; they count nowhere.
         weights: one for each attention module, where the weights alone were looked at; there are no rows then.
     """

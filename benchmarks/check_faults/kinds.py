@@ -43,6 +43,9 @@ class Kind:
         return any(_in(finding, modules) for finding in report.findings if finding.code in self.codes)
 
 
+_SHARP = ("ATT301", "ATT304")  # of one head one of them is told
+
+
 def _in(finding: Finding, modules: Modules) -> bool:
     return any(finding.module == module or finding.module.startswith(f"{module}.") for module in modules)
 
@@ -83,7 +86,7 @@ def _no_saturation(report: Report, modules: Modules) -> bool:
     """The offset is named, at the lowest severity, and nothing is called sharp or saturated."""
     large = [finding for finding in report.findings if finding.code == "ATT202"]
     calm = all(finding.severity is Severity.INFO and "This is not saturation" in finding.message for finding in large)
-    return any(_in(f, modules) for f in large) and calm and not any(f.code == "ATT301" for f in report.findings)
+    return any(_in(f, modules) for f in large) and calm and not any(f.code in _SHARP for f in report.findings)
 
 
 def _anywhere(code: str) -> Judge:
@@ -118,7 +121,7 @@ KINDS: tuple[Kind, ...] = (
         config=scales.calls_for_factor,
     ),
     Kind("products overflow float16", ("ATT201",), weights.overflowing, _only_in(("ATT201",))),
-    Kind("saturated heads", ("ATT301",), weights.saturated, _only_in(("ATT301",))),
+    Kind("saturated heads", _SHARP, weights.saturated, _only_in(_SHARP)),
     Kind("NaN in a projection", ("ATT203",), weights.not_a_number),
     Kind("overflow outside attention", ("ATT203",), weights.overflow_outside, _not_attention),
     Kind("offset of 300, no saturation", ("ATT202",), weights.offset, _no_saturation),

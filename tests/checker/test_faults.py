@@ -133,7 +133,7 @@ class TestLargeLogits:
 class TestSaturation:
     def test_projections_that_grew(self) -> None:
         model = checkpoints.llama()
-        scale_projections(model, 3000.0)
+        scale_projections(model, 50.0)
         (finding,) = found(attemper.check(model), "ATT301")
         assert finding.module == "model.layers.1.self_attn"
         assert finding.severity is Severity.WARNING
@@ -176,7 +176,7 @@ class TestSinks:
         assert codes(report) == {"ATT302"}
 
     def test_at_rest_elsewhere_is(self) -> None:
-        assert codes(attemper.check(Bare(), self.inputs(5, 12.0))) == {"ATT301", "ATT302", "ATT304"}
+        assert codes(attemper.check(Bare(), self.inputs(5, 12.0))) == {"ATT302", "ATT304"}
 
 
 class TestFullyMaskedRows:

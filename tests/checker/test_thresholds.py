@@ -102,9 +102,10 @@ def test_what_is_an_offset() -> None:
 
 def test_what_is_at_rest() -> None:
     chosen = (torch.arange(29) >= 24).long()  # 24 of 29 rows choose the first token, 83 %, and the others the second
-    resting = Biased(F.one_hot(chosen, 29) * 90.0)
-    assert resting.found("ATT301") == ["warning"]
-    assert resting.found("ATT301", at_rest_rows=0.8) == []
+    for code, strength in (("ATT301", 9.0), ("ATT304", 90.0)):
+        resting = Biased(F.one_hot(chosen, 29) * strength)
+        assert resting.found(code) == ["warning"]
+        assert resting.found(code, at_rest_rows=0.8) == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Softmax health: heads that pass next to no gradient, and heads that do one simple thing, described as what they do (ATT3xx).
 
-Each figure is measured on every input by itself; a finding says on how many of them it holds, and how far apart they lie.
+Each figure is measured on every input by itself; a finding says on how many of them it holds, and how far apart they lie. A head
+that is dead on one of them is told as such, and not once more as saturated.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,14 +32,15 @@ def health_findings(evidence: Evidence) -> Iterator[Finding]:
 def _saturated(calls: Sequence[CallEvidence], limits: Thresholds) -> Iterator[Finding]:
     def judge(call: CallEvidence) -> Judged:
         share = call.stats.saturated_share
-        return share, _enough(call, limits) & (share > limits.saturated_share) & ~_at_rest(call, limits)
+        return share, _enough(call, limits) & (share > limits.saturated_share) & ~_at_rest(call, limits) & ~dead
 
+    dead = torch.stack([_judge_dead(call, limits)[1] for call in calls]).any(0)
     for heads, at, worst, spread in _holds(calls, judge):
-        share, gain = at.stats.saturated_share[worst], at.stats.mean_gain[worst]
+        share, gain, most = at.stats.saturated_share[worst], at.stats.mean_gain[worst], _most(heads, worst)
         yield finding(
             "ATT301",
-            f"{heads_in_words(heads)}: up to {share:.1%} of rows put more than 0.99 of their weight on one key "
-            f"(threshold {limits.saturated_share:.0%}); mean gain {gain:.3g}{spread}.",
+            f"{heads_in_words(heads)}: {most}{share:.1%} of its rows put more than 0.99 of their weight on one key "
+            f"(threshold {limits.saturated_share:.0%}); mean gain of all its rows {gain:.3g}{spread}.",
             cost="Next to no gradient reaches the queries and keys of such rows. Some heads do this on purpose (matching, "
             "copying) and work.",
             module=at.module,
@@ -79,8 +81,8 @@ def _uniform(calls: Sequence[CallEvidence], limits: Thresholds) -> Iterator[Find
         entropy = float(at.stats.mean_normalized_entropy[worst])
         yield finding(
             "ATT303",
-            f"{heads_in_words(heads)}: weights are next to equal over the visible keys; normalized entropy up to {entropy:.4f} "
-            f"of 1 (threshold {limits.uniform_entropy:g}){spread}.",
+            f"{heads_in_words(heads)}: weights are next to equal over the visible keys; {_most(heads, worst)}mean normalized "
+            f"entropy of its rows {entropy:.4f} of 1 (threshold {limits.uniform_entropy:g}){spread}.",
             cost="Such a head takes the mean of all values; its queries and keys could go.",
             module=at.module,
             call=at.call,
@@ -112,14 +114,12 @@ def _all_uniform(evidence: Evidence) -> Finding | None:
 
 
 def _dead(calls: Sequence[CallEvidence], limits: Thresholds) -> Iterator[Finding]:
-    def judge(call: CallEvidence) -> Judged:
-        return call.dead, _enough(call, limits) & (call.dead >= limits.dead_rows) & ~_at_rest(call, limits)
-
-    for heads, at, worst, spread in _holds(calls, judge):
+    for heads, at, worst, spread in _holds(calls, lambda call: _judge_dead(call, limits)):
         yield finding(
             "ATT304",
-            f"{heads_in_words(heads)}: up to {at.dead[worst]:.1%} of rows have a gain below {limits.dead_gain:g} (threshold "
-            f"{limits.dead_rows:.0%} of rows); mean gain {at.stats.mean_gain[worst]:.2g}{spread}.",
+            f"{heads_in_words(heads)}: {_most(heads, worst)}{at.dead[worst]:.1%} of its rows have a gain below "
+            f"{limits.dead_gain:g} (threshold {limits.dead_rows:.0%} of them); mean gain of all its rows "
+            f"{at.stats.mean_gain[worst]:.2g}{spread}.",
             cost="No gradient to speak of reaches the queries and keys: training does not move them any more.",
             module=at.module,
             call=at.call,
@@ -129,15 +129,20 @@ def _dead(calls: Sequence[CallEvidence], limits: Thresholds) -> Iterator[Finding
         )
 
 
+def _judge_dead(call: CallEvidence, limits: Thresholds) -> Judged:
+    return call.dead, _enough(call, limits) & (call.dead >= limits.dead_rows) & ~_at_rest(call, limits)
+
+
 def _previous(calls: Sequence[CallEvidence], limits: Thresholds) -> Iterator[Finding]:
     def judge(call: CallEvidence) -> Judged:
         return call.previous, _enough(call, limits) & (call.previous >= limits.previous_rows)
 
     for heads, at, worst, spread in _holds(calls, judge):
+        most = _most(heads, worst)
         yield finding(
             "ATT305",
-            f"{heads_in_words(heads)}: {'look' if len(heads) > 1 else 'looks'} at the token before; it is the strongest key of "
-            f"up to {at.previous[worst]:.0%} of rows (threshold {limits.previous_rows:.0%}){spread}.",
+            f"{heads_in_words(heads)}: {'look' if len(heads) > 1 else 'looks'} at the token before; {most}it is the strongest "
+            f"key of {at.previous[worst]:.0%} of its rows (threshold {limits.previous_rows:.0%}){spread}.",
             cost="None: such heads are common, and induction is built on them.",
             module=at.module,
             call=at.call,
@@ -170,6 +175,11 @@ def _holds(
             f"; head {worst} so on {int(seen.sum())} of {len(calls)} inputs, from {of_worst.min():.3g} to {of_worst.max():.3g}"
         )
     yield heads, calls[at], worst, spread
+
+
+def _most(heads: Sequence[int], worst: int) -> str:
+    """Whose figure follows: the table's are means over heads, and a finding's the largest of any."""
+    return f"most in head {worst}: " if len(heads) > 1 else ""
 
 
 def _enough(call: CallEvidence, limits: Thresholds) -> Tensor:

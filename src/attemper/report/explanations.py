@@ -51,19 +51,19 @@ COLUMN_WORDS: Mapping[str, Explained] = {
         _ROWS,
     ),
     "entropy": Explained(
-        "How evenly a row spreads its weight, the mean.",
+        "How evenly a row spreads its weight, the mean over the rows of all heads.",
         "mean of H / ln(visible keys), H = −Σ p ln p; with a sink ln(keys + 1)",
         "1 is uniform, 0 is one key.",
         _TELLING,
     ),
     "saturated": Explained(
-        "The share of rows that put nearly all weight on one key.",
+        "The share of rows, of all heads together, that put nearly all weight on one key.",
         "rows with max p > 0.99 / rows",
         "Such a row passes less than 2 % of the gradient; above a half the median row does.",
         _TELLING,
     ),
     "gain": Explained(
-        "How much gradient reaches the logits, the mean: the trace of the softmax's Jacobian.",
+        "How much gradient reaches the logits, the mean over the rows of all heads: the trace of the softmax's Jacobian.",
         "mean of Σ p(1 − p) = 1 − Σ p²",
         "0 is a dead row, 1 − 1/keys a uniform one.",
         "the rows with a visible key and finite logits",

@@ -11,8 +11,9 @@ from attemper.report.records import Finding, LayerRow, Outcome, Severity
 
 COLUMNS = ("layer", "heads", "max logit", "centred", "entropy", "saturated", "gain", "fp16 room", "scale")
 LEGEND = (
-    "max logit and centred (max − mean of a row): largest. entropy: mean of H / ln(keys). saturated: share of rows with a weight "
-    "above 0.99. gain: mean of 1 − Σp². fp16 room: 65504 / largest |q·k|. scale: factor on q·k, a…b where it varies."
+    "max logit and centred (max − mean of a row): largest of any head. entropy, saturated and gain: means over all heads of H / "
+    "ln(keys), of rows with a weight above 0.99, of 1 − Σp²; a finding has its worst head's. fp16 room: 65504 / largest |q·k|. "
+    "scale: factor on q·k, a…b where it varies."
 )
 WEIGHT_COLUMNS = ("layer", "heads", "logit bound", "‖W_q‖", "‖W_k‖", "‖W_v‖", "behind")
 WEIGHT_LEGEND = (

@@ -11,8 +11,9 @@ HEALTH: tuple[Rule, ...] = (
         why=(
             "A row with peak > 0.99 has gain 1 - sum p^2 < 0.02: next to no gradient reaches its query and key. Above "
             "half of the rows, the head's median row is such a row. It may be a fault of scale, or learned: matchers and "
-            "copying heads saturate on purpose and work, hence a warning. Heads that rest on the first token are "
-            "described by ATT302 instead."
+            "copying heads saturate on purpose and work, hence a warning. A head in which nearly every row is so far gone that "
+            "it has next to no gain is told by ATT304 in place of this code. Heads that rest on the first token are described by "
+            "ATT302 instead."
         ),
         remedy=(
             "Check the scale first. In training: QK-norm, QK-clip, or a lower learning rate for the query and key "
@@ -68,7 +69,8 @@ HEALTH: tuple[Rule, ...] = (
         summary="Nearly all rows of a head have next to no gain: no gradient reaches its queries and keys.",
         why=(
             "Gain 1 - sum p^2 is the trace of the softmax's Jacobian. A saturated head (ATT301) may still learn from its other "
-            "rows; here there are none. Heads that rest on the first token are described by ATT302 instead."
+            "rows; here there are none, and ATT301 is not told besides. Heads that rest on the first token are described by "
+            "ATT302 instead."
         ),
         remedy=(
             "Check the scale first. In training: QK-clip, or initialise the head's query and key projections again, since no "

@@ -346,6 +346,18 @@ class TestSequences:
         assert parting.cause == "sequence"
         assert "is (3, 4, 11, 11) in A and (3, 2, 11, 11) in B" in parting.explanation
 
+    def test_other_widths_are_said_in_words(self) -> None:
+        model, inputs = build("llama", padding="none")
+        other, _ = build("llama", padding="none", head_dim=12)
+        found = compare(model, other, inputs)
+        parting = parted(found)
+        assert parting.cause == "widths"
+        assert parting.explanation.startswith("a head has 10 numbers in q and k and 10 in v in A, 12 and 12 in B, so that")
+        assert any("B multiplies q·k by 0.912871 times" in words for words in parting.also)
+        assert (found.rows[0].widths, found.rows[0].value_widths, found.rows[0].output) == ((10, 12), (10, 12), None)
+        assert "  widths 10, 12  <-" in str(found)
+        assert "inf" not in str(found)
+
     def test_other_names_are_paired_by_order(self) -> None:
         found = compare(cases.small(), cases.ported())
         parting = parted(found, "layers.1")

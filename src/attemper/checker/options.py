@@ -1,5 +1,6 @@
 """How a check is to be run, as one object that is passed down."""
 
+import re
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,8 @@ from attemper.errors import ArgumentError
 
 # What is never an answer about a model. A panic in Rust code is one and no `Exception`: catch BaseException, but not these.
 ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+
+_LONGEST = 300  # characters of another library's words
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 
@@ -62,7 +65,17 @@ def untold(words: str, done: int = 0, total: int = 0) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """What another library's error says, as one line of bearable length, with its type."""
+    """What another library's error says, as one line of bearable length, with its type; what is left out ends in "…"."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = " ".join(lines)[:300]
+    text = _shortened(" ".join(lines))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _shortened(text: str) -> str:
+    """Cut behind the last sentence that fits, or behind the last word where that would leave less than half."""
+    if len(text) <= _LONGEST:
+        return text
+    ends = [found.end() for found in re.finditer(r"[.!?](?=\s)|\S(?=\s)", text[: _LONGEST - 1])]
+    sentences = [end for end in ends if text[end - 1] in ".!?" and end > _LONGEST // 2]
+    end = max(sentences or ends, default=_LONGEST - 2)
+    return f"{text[:end]} …"

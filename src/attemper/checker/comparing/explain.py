@@ -87,6 +87,11 @@ def _rules(a: Side, b: Side, gaps: Gaps, real: Tensor, padding: Tensor | None) -
         yield Reason("sinks", f"only {'A' if two.sinks is None else 'B'} has sinks, a learned logit a head that takes weight")
     elif one.sinks is not None and two.sinks is not None and not torch.allclose(one.sinks, two.sinks, _SAME, 0.0):
         yield Reason("sinks", f"the sinks differ by up to {float((one.sinks - two.sinks).abs().max()):.4g}")
+    widths = [(side.query.shape[-1], side.value.shape[-1]) for side in (one, two)]
+    if widths[0] != widths[1]:
+        (qk_a, v_a), (qk_b, v_b) = widths
+        words = f"a head has {qk_a} numbers in q and k and {v_a} in v in A, {qk_b} and {v_b} in B"
+        yield Reason("widths", words if v_a == v_b else f"{words}, so that their values and outputs cannot be subtracted")
     caps = (one.call.softcap, two.call.softcap)
     if caps[0] != caps[1]:
         words = [

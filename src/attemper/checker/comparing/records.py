@@ -15,7 +15,9 @@ class PairRow:
         factor: least squares of B's s·q·k on A's, over all heads; factors: head by head.
         inherited: largest difference of logits that comes with q and k; own: that A's and B's rules make of the same q and k.
         logits: largest difference of logits; allowed: what rounding explains of it, for the head that uses most.
-        share: largest share of the allowance used by any head; output: largest difference of the outputs, None where not seen.
+        share: largest share of the allowance used by any head.
+        output: largest difference of the outputs, None where they were not seen, or a head's are not of one width.
+        widths, value_widths: of a head's q and k, and of its v, in A and in B.
         parts: what is beyond the allowance: "visible", "logits", "value", "output".
     """
 
@@ -31,6 +33,8 @@ class PairRow:
     allowed: float
     share: float
     output: float | None
+    widths: tuple[int, int]
+    value_widths: tuple[int, int]
     parts: tuple[str, ...] = ()
 
 
@@ -40,8 +44,8 @@ class Parting:
 
     Attributes:
         row: index of the row; heads: those that part.
-        cause: "scale", "position", "mask", "softcap", "sinks", "bias", "heads", "weights", "values", "inputs", "nonfinite",
-            "sequence" or "unknown".
+        cause: "scale", "position", "mask", "softcap", "sinks", "bias", "heads", "widths", "weights", "values", "inputs",
+            "nonfinite", "sequence" or "unknown".
         factor: by which B's scaled products are larger, where one factor explains them; None otherwise.
         curve: the factor by query position, where it depends on it; () otherwise.
         explanation: in words; also: further differences at the same place, each in words.

@@ -229,7 +229,8 @@ def _allowed(a: View, b: View, gaps: Gaps, peers: list[Gaps], real: Tensor) -> A
 def _row(a: AttentionCall, b: AttentionCall, one: View, gaps: Gaps, allowed: Allowance, parts: tuple[str, ...]) -> PairRow:
     used = torch.where(gaps.logits > 0, gaps.logits / allowed.logits, 0.0)
     worst = int(used.argmax()) if used.numel() else 0
-    seen = a.output is not None and b.output is not None
+    value_widths = (a.value.shape[-1], b.value.shape[-1])
+    seen = a.output is not None and b.output is not None and value_widths[0] == value_widths[1]
     return PairRow(
         a=a.module,
         b=b.module,
@@ -243,6 +244,8 @@ def _row(a: AttentionCall, b: AttentionCall, one: View, gaps: Gaps, allowed: All
         allowed=float(allowed.logits[worst]) if used.numel() else 0.0,
         share=float(used.max()) if used.numel() else 0.0,
         output=float(gaps.output.max()) if seen else None,
+        widths=(a.query.shape[-1], b.query.shape[-1]),
+        value_widths=value_widths,
         parts=parts,
     )
 

@@ -11,7 +11,8 @@ COLUMNS = ("layer", "heads", "factor", "inherited", "own", "logits differ", "all
 LEGEND = (
     "factor: least squares of B's s·q·k on A's. inherited: what A's rule makes of A's and of B's q and k; own: what the two "
     "rules make of B's q and k. logits differ: by how much at most, a row's common offset apart. allowed: what rounding "
-    "explains, in the same head; share: of it. <- beyond it."
+    "explains, in the same head; share: of it. output differs: by how much at most, or the "
+    "two widths of a head's output. <- beyond it."
 )
 
 
@@ -64,9 +65,15 @@ def _cells(row: PairRow) -> list[str]:
         _small(row.logits),
         _small(row.allowed),
         f"{row.share:.0%}" if row.share < 100 else f"{row.share:.0f}×",
-        "—" if row.output is None else _small(row.output),
+        _output(row),
         "<-" if row.parts else "",
     ]
+
+
+def _output(row: PairRow) -> str:
+    if row.value_widths[0] != row.value_widths[1]:
+        return f"widths {row.value_widths[0]}, {row.value_widths[1]}"
+    return "—" if row.output is None else _small(row.output)
 
 
 def _verdict(comparison: Outcome) -> str:

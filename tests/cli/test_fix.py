@@ -15,6 +15,19 @@ def test_without_a_pick_it_lists_what_check_proposes(capsys: Capture, llama_fold
     assert out.endswith("Nothing to fix, nothing was written.\n")
 
 
+def test_of_a_factory_it_lists_what_check_proposes(capsys: Capture, tmp_path: Path) -> None:
+    code, out, err = run(capsys, "fix", "attemper.examples:unscaled")
+    assert (code, err) == (0, "")
+    assert "--fold 0.125:1  for ATT101" in out
+    assert "Nothing was picked: pass one of the options above and --dry-run to see what it would do; what a factory" in out
+    code, out, err = run(capsys, "fix", "attemper.examples:unscaled", "--fold", "0.125:1", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "would be changed" in out
+    assert "(float32): multiplied by 0.125, rounded by up to 0.0e+00 of a number" in " ".join(out.split())
+    refused = could_not_run(capsys, "fix", "attemper.examples:unscaled", "--fold", "0.125:1", "--out", str(tmp_path / "o"))
+    assert "what a factory builds has no checkpoint to write; look with --dry-run" in refused
+
+
 def test_it_writes_and_says_what(capsys: Capture, llama_folder: Path, tmp_path: Path) -> None:
     code, out, err = run(capsys, "fix", str(llama_folder), "--clip", "--threshold", "0.001", "--out", str(tmp_path / "o"))
     assert (code, err) == (0, "")

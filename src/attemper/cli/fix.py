@@ -20,7 +20,12 @@ class Form(StrEnum):
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A local Hugging Face folder or a Hub id; it is not written to.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A local Hugging Face folder or a Hub id, never written to; or package.module:factory, to list and to try."
+        ),
+    ],
     out: Annotated[
         str | None, typer.Option(help="The new folder, absent or empty. It appears when it is complete.", show_default=False)
     ] = None,

@@ -17,6 +17,12 @@ from attemper.checker.remedies import fix, writing
 from attemper.errors import ArgumentError, LoadError, UnsupportedError
 from tests import checkpoints
 
+SHARED = checkpoints.llama()
+
+
+def give_out() -> torch.nn.Module:
+    return SHARED
+
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
@@ -70,6 +76,21 @@ class TestPlace:
     def test_what_a_factory_builds_has_no_checkpoint(self, tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match=r"model: got attemper\.examples:unscaled; expected a folder or a Hub id"):
             fix("attemper.examples:unscaled", tmp_path / "fixed", clip=1.0)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_of_a_factory_it_lists_and_tries(self) -> None:
+        listed = fix("attemper.examples:unscaled")
+        assert [proposal.codes for proposal in listed.proposals] == [("ATT101",)]
+        assert not listed.writable
+        tried = fix("attemper.examples:unscaled", clip=50.0, dry_run=True)
+        assert {clip.module for clip in tried.clips} == {f"blocks.{block}.attention" for block in (1, 2, 3)}
+        assert {each.tensor for each in tried.changed} >= {"blocks.3.attention.q_proj.weight"}
+        assert all(each.dtype == "float32" and each.least < 1 for each in tried.changed)
+        assert (tried.out, tried.after) == ("", None)
+
+    def test_a_module_that_others_hold_is_as_it_was(self) -> None:
+        fix(f"{__name__}:give_out", clip=0.001, dry_run=True)
+        assert all(torch.equal(a, b) for a, b in zip(SHARED.parameters(), checkpoints.llama().parameters(), strict=True))
 
     def test_it_has_the_permissions_of_any_folder(self, folder: Path) -> None:
         fix(folder, folder.parent / "fixed", clip=0.001)

@@ -97,7 +97,7 @@ class FixReport:
         proposals: remedies that fit the findings. picks: those that were asked for.
         clips: the heads that were clipped; changed: the tensors that were edited; settings: those of config.json that were set.
         outputs: how far the outputs moved; None where nothing was written.
-        notes: what a reader should know.
+        notes: what a reader should know. writable: False of what a factory built, which is in no folder.
     """
 
     model: str
@@ -111,6 +111,7 @@ class FixReport:
     settings: tuple[tuple[str, Any, Any], ...] = ()
     outputs: OutputChange | None = None
     notes: tuple[str, ...] = ()
+    writable: bool = True
 
     def exit_code(self, fail_on: str = "error") -> int:
         """0; of what was written the code of its check: 1 with findings at or above `fail_on`, 3 without attention."""
@@ -123,6 +124,7 @@ class FixReport:
             "schema": SCHEMA,
             "model": self.model,
             "out": self.out,
+            "writable": self.writable,
             **plain,
             "settings": [{"name": name, "before": old, "after": new} for name, old, new in self.settings],
             "before": self.before.to_dict(),

@@ -94,8 +94,11 @@ def _outputs(change: OutputChange) -> list[str]:
 def _closing(report: FixReport) -> str:
     if report.out:
         return f"Written to {safe(report.out)}."
+    by_hand = "what a factory builds is in no folder, so that it can only be edited in Python, with attemper.weights."
     if report.picks.any:
-        return "Nothing was written."
-    if report.proposals:
+        return "Nothing was written." if report.writable else f"Nothing was written: {by_hand}"
+    if report.proposals and report.writable:
         return "Nothing was picked, so nothing was written: pass one of the options above and --out DIR."
+    if report.proposals:
+        return f"Nothing was picked: pass one of the options above and --dry-run to see what it would do; {by_hand}"
     return "Nothing to fix, nothing was written."

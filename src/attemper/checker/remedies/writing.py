@@ -89,7 +89,7 @@ def write(
         left_out = _copy_others(checkpoint.folder, into, {file.name for file in files})
         _write_config(checkpoint.folder / CONFIG, into / CONFIG, settings)
     pending = dict(before)
-    changed: list[Changed] = []
+    records: list[Changed] = []
     shards: dict[str, str] = {}
     for file in files:
         here = _places(_names(file, pickled=checkpoint.pickled), pending)
@@ -104,7 +104,7 @@ def write(
             old = tensors[stored]
             tensors[stored], record = _edited(stored, old, pending.pop(parameter), after[parameter], done)
             if not torch.equal(old, tensors[stored]):  # a bias of zeros is what it was
-                changed.append(record)
+                records.append(record)
         if into is not None:
             _save(tensors, into / name, metadata)
         shards |= dict.fromkeys(tensors, name)
@@ -114,7 +114,20 @@ def write(
         )
     if checkpoint.pickled and len(files) > 1 and into is not None:
         (into / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": shards}, indent=2) + "\n", "utf-8")
-    return tuple(changed), left_out
+    return tuple(records), left_out
+
+
+def changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor], edits: tuple[Edit, ...]) -> tuple[Changed, ...]:
+    """What was changed in a model that is in no file; the arguments are those of `write`.
+
+    Raises:
+        UnsupportedError: a parameter would overflow in its dtype.
+    """
+    return tuple(
+        _edited(name, old, old, after[name], [edit for edit in edits if edit.parameter == name])[1]
+        for name, old in before.items()
+        if not torch.equal(old, after[name])
+    )
 
 
 def _copy_others(source: Path, into: Path, weights: set[str]) -> tuple[str, ...]:

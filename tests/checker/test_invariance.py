@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import attemper
+from attemper.checker import rule
 from attemper.checker.evidence import Evidence
 from attemper.checker.inputs import prepare
 from attemper.checker.load import load
@@ -113,6 +114,11 @@ class TestCache:
 
 
 class TestBatch:
+    def test_the_rule_says_what_stands_in_for_it(self) -> None:
+        words = rule("ATT406").why
+        assert "ATT403 stands in for this code if what is embedded at padded positions leaks" in words
+        assert "ATT402 if it is padding on the right alone and the future is seen" in words
+
     def test_what_sees_the_future_sees_padding_behind_it_and_is_told_once(self) -> None:
         (finding,) = masks(f"{FAULTS}:sees_the_future")
         assert finding.code == "ATT402"

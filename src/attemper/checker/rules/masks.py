@@ -115,7 +115,9 @@ MASKS: tuple[Rule, ...] = (
             "A few tokens are run alone, padded on the right beside a longer sequence, and padded on the left where the model "
             "is causal and takes position_ids. An error if the outputs part without any padding; a warning if they part with "
             "it only, which a convolution over tokens does too, by design. Kernels of other shapes sum in another order: what "
-            "that explains is left out."
+            "that explains is left out. One cause is told once: where outputs part with padding only, ATT403 stands in for this "
+            "code if what is embedded at padded positions leaks, and ATT402 if it is padding on the right alone and the future "
+            "is seen, since that padding lies there."
         ),
         remedy=(
             "Look for a reduction, a norm or a reshape over the batch; with padding: for masks that do not reach every layer, "

@@ -96,6 +96,7 @@ def _look(subject: Subject, inputs: Inputs, thresholds: Thresholds, tell: Progre
     model, config = subject.model, subject.config
     padding = padding_mask(inputs)
     reduced: list[Reduced] = []
+    empty: dict[str, None] = {}
     running, layers = f"running {subject.name}" + (f" on inputs {which}" if which else ""), _layers(model)
     tell(running, 0, layers)
 
@@ -104,6 +105,9 @@ def _look(subject: Subject, inputs: Inputs, thresholds: Thresholds, tell: Progre
     def observe(call: AttentionCall) -> None:
         # The mask of an encoder-decoder's inputs is about the encoder's tokens: also its decoder may have as many of its own.
         tell(running, len(reduced), layers)
+        if not call.query.shape[-2]:  # not a row to look at
+            empty[call.module] = None
+            return
         other = decodes and call.self_attention and probes.in_causal_part(model, config, call.module)
         reduced.append(reduce_call(call, None if other else padding, thresholds))
 
@@ -118,7 +122,11 @@ def _look(subject: Subject, inputs: Inputs, thresholds: Thresholds, tell: Progre
         if each.holds
     )
     misreads = tuple(found for each in reduced if (found := misread(each)))
-    return _Look(inputs, padding, outputs, calls, activations, seen.unseen(), misreads)
+    unseen = (
+        *seen.unseen(),
+        *(Unseen(module, "a call of it has no queries, so that there is nothing to see") for module in empty),
+    )
+    return _Look(inputs, padding, outputs, calls, activations, unseen, misreads)
 
 
 def _layers(model: nn.Module) -> int:

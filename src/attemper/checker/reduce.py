@@ -48,6 +48,7 @@ def reduce_call(call: AttentionCall, padding: Tensor | None, limits: Thresholds 
     """Reduce a call, inside the forward pass.
 
     Args:
+        call: with a query at least.
         padding: the inputs' own attention mask as bool [batch, tokens], True = real, or None; used where it fits the call.
         limits: the thresholds; that of gain is needed row by row.
     """

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -365,5 +366,18 @@ class TestStreams:
             raise KeyboardInterrupt
 
         monkeypatch.setattr("attemper.cli.check.check", interrupt)
-        code, out, _ = run(capsys, "check")
-        assert (code, out) == (130, "")
+        assert run(capsys, "check") == (130, "", "attemper: interrupted\n")
+
+    @pytest.mark.skipif(os.name == "nt", reason="Windows sends no SIGINT to one process")
+    @pytest.mark.parametrize("ending", ["SIGINT", "SIGTERM"])
+    def test_a_signal_ends_it_in_one_line(self, tmp_path: Path, ending: str) -> None:
+        (tmp_path / "slow.py").write_text(
+            f"import os, pathlib, signal, time\ndef wait():\n    os.kill(os.getpid(), signal.{ending})\n    time.sleep(60)\n"
+        )
+        # SIGTERM is made to be as Ctrl-C where something could be left half done.
+        command = {"SIGINT": ["check"], "SIGTERM": ["fix", "attemper.examples:unscaled"]}[ending]
+        command += ["--inputs", "slow:wait"]
+        done = subprocess.run(
+            [sys.executable, "-m", "attemper", *command], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "attemper: interrupted\n")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from attemper.errors import MissingExtraError
 
 COULD_NOT_RUN = 2
+INTERRUPTED = 130  # what shells give a command that Ctrl-C ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,12 +17,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: what stands behind `attemper`; None: the process's own.
 
     Returns:
-        The exit code: 0 clean, 1 findings at or above --fail-on, 2 could not run, 3 nothing to check.
+        The exit code: 0 clean, 1 findings at or above --fail-on, 2 could not run, 3 nothing to check, 130 interrupted.
     """
     for package in ("typer", "rich"):
         if importlib.util.find_spec(package) is None:
             sys.stderr.write(f"attemper: {MissingExtraError(package, 'cli', 'run the command')}\n")
             return COULD_NOT_RUN
-    from attemper.cli.app import run
+    try:
+        from attemper.cli.app import run
+    except KeyboardInterrupt:  # it takes its time
+        sys.stderr.write("attemper: interrupted\n")
+        return INTERRUPTED
 
     return run(sys.argv[1:] if arguments is None else list(arguments))

@@ -9,12 +9,10 @@ from typing import Annotated
 
 import typer
 
-from attemper.cli import COULD_NOT_RUN, check, compare, fix, info, report, rule, top
+from attemper.cli import COULD_NOT_RUN, INTERRUPTED, check, compare, fix, info, report, rule, top
 from attemper.cli.output import close_stdout, say
 from attemper.errors import AttemperError
 from attemper.report.names import safe
-
-INTERRUPTED = 130  # what shells give a command that Ctrl-C ended
 
 app = typer.Typer(
     name="attemper",
@@ -42,6 +40,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         app(args=list(arguments), prog_name="attemper")
     except SystemExit as end:
+        if end.code == INTERRUPTED:  # what typer makes of KeyboardInterrupt, without a word
+            _complain("interrupted")
         return end.code if isinstance(end.code, int) else 0 if end.code is None else COULD_NOT_RUN
     except AttemperError as error:
         _complain(str(error))

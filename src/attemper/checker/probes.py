@@ -4,6 +4,7 @@ What it must hold: a probe runs only where its answer would mean something; what
 that it is nothing that the model does not know; a move counts only beyond what rounding explains.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -33,8 +34,11 @@ def causal_claim(model: nn.Module, config: Any, inputs: Inputs, calls: tuple[Cal
             return ""  # with a capacity, tokens compete for experts, so they depend on one another by design
         if getattr(config, "is_encoder_decoder", False):
             return "it is the decoder of an encoder-decoder" if "decoder_input_ids" in inputs.kwargs else ""
-        if getattr(config, "is_decoder", False):
+        decodes = _decodes(model, inputs)
+        if decodes is None and getattr(config, "is_decoder", False):
             return "its configuration says is_decoder"
+        if decodes is not None:
+            return "it is run with is_decoder" if decodes else ""
     if getattr(model, "is_causal", None) is True:
         return "it says is_causal"
     modules = dict(model.named_modules())
@@ -48,6 +52,12 @@ def causal_claim(model: nn.Module, config: Any, inputs: Inputs, calls: tuple[Cal
     heads = sum(call.heads for call in own)
     causal = heads - sum(len(call.future_heads) for call in own)
     return f"{causal} of its {heads} self-attention heads are" if causal * 2 > heads else ""
+
+
+def _decodes(model: nn.Module, inputs: Inputs) -> bool | None:
+    """What the argument is_decoder says where the model takes one, as Blip's text models do, whatever their configuration says."""
+    argument = inspect.signature(model.forward).parameters.get("is_decoder")
+    return None if argument is None else bool(inputs.kwargs.get("is_decoder", argument.default))
 
 
 def in_causal_part(model: nn.Module, config: Any, module: str) -> bool:

@@ -125,7 +125,7 @@ def test_it_is_torchs_module(layout: str, source: str) -> None:
     dims = {"kdim": KDIM, "vdim": VDIM} if source == "three widths" else {}
     for place, (mask, extras, weights) in enumerate(INNER):
         if mask == "causal hint" and extras and weights == {"need_weights": False}:
-            continue  # torch then hides the extra keys too, and shows them with need_weights=True: see test_multihead.py
+            continue  # torch then hides the extra keys too, and shows them with need_weights=True: see test_multihead_masks.py
         options: dict[str, Any] = {
             "bias": place % 4 < 2,
             "add_bias_kv": "bias_kv" in extras,

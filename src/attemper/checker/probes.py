@@ -55,7 +55,7 @@ def causal_claim(model: nn.Module, config: Any, inputs: Inputs, calls: tuple[Cal
 
 
 def _decodes(model: nn.Module, inputs: Inputs) -> bool | None:
-    """What the argument is_decoder says where the model takes one, as Blip's text models do, whatever their configuration says."""
+    """What the argument is_decoder says where the model takes one, as BLIP does, whatever its configuration says."""
     argument = inspect.signature(model.forward).parameters.get("is_decoder")
     return None if argument is None else bool(inputs.kwargs.get("is_decoder", argument.default))
 

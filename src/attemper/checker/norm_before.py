@@ -49,7 +49,7 @@ def norms_before(model: nn.Module, attention: str) -> Norms | None:
     if is_cross(attention):
         return _of_cross(modules, attention)
     before = _of_self(modules, attention)
-    return before and Norms(before, before)
+    return None if before is None else Norms(before, before)
 
 
 def is_cross(attention: str) -> bool:
@@ -60,7 +60,9 @@ def is_cross(attention: str) -> bool:
 def _of_cross(modules: dict[str, nn.Module], attention: str) -> Norms | None:
     path = attention.rpartition(".")[0]
     decoder = _DECODER.match(path)
-    for classes, of_query, of_encoder in _CROSS if decoder else ():
+    if decoder is None:
+        return None
+    for classes, of_query, of_encoder in _CROSS:
         if re.search(classes, type(modules[path]).__name__):
             norms = Norms(f"{path}.{of_query}", f"{decoder['stem'] or ''}encoder.{of_encoder}")
             return norms if all(_is_norm(modules.get(name)) for name in norms) else None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attemper.errors import ArgumentError
 from attemper.nn import MultiheadAttention, QKNorm, RotaryEmbedding
-from attemper.ops import LISTENERS
+from attemper.ops import LISTENERS, Listener
 from tests.nn.multihead_cases import BATCH, EMBED, TOKENS, spread
 
 OPTIONS = [
@@ -75,16 +75,15 @@ def test_it_stands_in_torchs_encoder_layer_and_its_options_are_kept() -> None:
 def test_its_calls_are_told_whichever_path_they_take() -> None:
     told = []
 
-    def listen(problem: Any, scale: Any) -> None:
-        told.append((problem.inputs.query.shape, scale))
+    listener = Listener(lambda problem, rows: told.append((problem.inputs.query.shape, problem.scale)))
 
     module, x = MultiheadAttention(EMBED, 3, scale=0.2), torch.randn(TOKENS, BATCH, EMBED)
-    LISTENERS.append(listen)
+    LISTENERS.append(listener)
     try:
         module(x, x, x, need_weights=True)
         module(x, x, x, need_weights=False)
     finally:
-        LISTENERS.remove(listen)
+        LISTENERS.remove(listener)
     assert told == [(torch.Size([BATCH, 3, TOKENS, 4]), 0.2)] * 2
 
 

@@ -34,12 +34,14 @@ class LocalLayer(NamedTuple):
         layer, call: as in `LayerRecord`.
         stats: of this rank's rows and heads, on the device.
         scaled_max: float64 [heads of this rank], the largest |scale·q·k|, on the device; −inf without rows.
+        norms: [3], ‖W_q‖, ‖W_k‖ and ‖W_v‖ of the whole layer, on the device, where this rank knows them; else None.
     """
 
     layer: str
     call: int
     stats: HeadStats
     scaled_max: Tensor
+    norms: Tensor | None = None
 
 
 def gather(layers: Sequence[LocalLayer], plan: Plan) -> tuple[LayerRecord, ...]:
@@ -55,27 +57,16 @@ def gather(layers: Sequence[LocalLayer], plan: Plan) -> tuple[LayerRecord, ...]:
         ArgumentError: on every rank alike, where the ranks have different numbers of heads of one layer and nothing says that it
             is sharded, or a part of its heads is on no rank.
     """
-    return gather_with(layers, plan, {})[0]
-
-
-def gather_with(
-    layers: Sequence[LocalLayer], plan: Plan, beside: Mapping[str, Tensor | None]
-) -> tuple[tuple[LayerRecord, ...], dict[str, Tensor]]:
-    """What `gather` gives, and tensors of this rank that go to the host in the same copy, as float64 and not reduced.
-
-    Args and errors: as in `gather`, and
-
-        beside: the tensors by name; None is left out.
-    """
     mine = {(one.layer, one.call): one for one in layers}
     added = _Kind(packing.ADDED_ROWS, 0.0, lambda key: packing.added(mine[key].stats))
-    largest = _Kind(packing.LARGEST_ROWS, -math.inf, lambda key: packing.largest(mine[key].stats, mine[key].scaled_max))
+    largest = _Kind(packing.LARGEST_ROWS, -math.inf, lambda key: packing.largest(*mine[key][2:]))
     heads = {key: one.stats.heads for key, one in mine.items()}
     device = next((one.scaled_max.device for one in layers), torch.device("cpu"))
-    carried = {name: tensor for name, tensor in beside.items() if tensor is not None}
-    entries, rest = _reduced(plan, heads, device, largest, added, list(carried.values()))
-    records = tuple(LayerRecord(*key, *packing.unpacked(sums, maxima)) for key, maxima, sums in entries if packing.seen(sums))
-    return records, dict(zip(carried, rest, strict=True))
+    return tuple(
+        LayerRecord(*key, *packing.unpacked(sums, maxima))
+        for key, maxima, sums in _reduced(plan, heads, device, largest, added)
+        if packing.seen(sums)
+    )
 
 
 def gather_maxima(maxima: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
@@ -93,8 +84,7 @@ def gather_maxima(maxima: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]
     largest = _Kind(1, -math.inf, lambda key: packing.without_nan(mine[key].unsqueeze(0), math.inf))
     heads = {key: values.shape[0] for key, values in mine.items()}
     device = next((values.device for values in maxima.values()), torch.device("cpu"))
-    entries, _ = _reduced(plan, heads, device, largest, None, [])
-    return {layer: found[0].clone() for (layer, call), found, _ in entries if call == 0}
+    return {layer: found[0].clone() for (layer, call), found, _ in _reduced(plan, heads, device, largest, None) if call == 0}
 
 
 class _Kind(NamedTuple):
@@ -106,11 +96,9 @@ class _Kind(NamedTuple):
 
 
 def _reduced(
-    plan: Plan, mine: Mapping[Key, int], device: torch.device, largest: _Kind, added: _Kind | None, beside: list[Tensor]
-) -> tuple[list[tuple[Key, Tensor, Tensor]], list[Tensor]]:
+    plan: Plan, mine: Mapping[Key, int], device: torch.device, largest: _Kind, added: _Kind | None
+) -> list[tuple[Key, Tensor, Tensor]]:
     """(layer and call, the largest, the sums) over the ranks for every entry of the layout: [rows, all heads] on the CPU.
-
-    And what stood beside them, in the same copy.
 
     Args:
         mine: how many heads this rank has of what it saw. device: where that lies; of no account where a group says another.
@@ -127,21 +115,17 @@ def _reduced(
             dist.all_reduce(maxima, op=dist.ReduceOp.MAX, group=group)
             if sums is not None:
                 dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=group)
-        parts = [maxima, *([] if sums is None else [sums]), *(each.to(device, torch.float64).flatten() for each in beside)]
-        host = torch.cat(parts).cpu()
+        host = (maxima if sums is None else torch.cat([maxima, sums])).cpu()
         if not host[0]:
             break
         plan.agree(mine, group)
     of_maxima = host[1 : len(maxima)].split([largest.rows * entry.heads for entry in plan.layout])
     rows = 0 if added is None else added.rows
-    *of_sums, rest = host[len(maxima) + (sums is not None) :].split(
-        [*(rows * entry.heads for entry in plan.layout), sum(each.numel() for each in beside)]
-    )
-    entries = [
+    of_sums = host[len(maxima) + 1 :].split([rows * entry.heads for entry in plan.layout])
+    return [
         (entry.key, one.view(largest.rows, entry.heads), other.view(rows, entry.heads))
         for entry, one, other in zip(plan.layout, of_maxima, of_sums, strict=True)
     ]
-    return entries, [part.view(each.shape) for part, each in zip(rest.split([t.numel() for t in beside]), beside, strict=True)]
 
 
 def _laid_out(plan: Plan, mine: Mapping[Key, int], kind: _Kind, device: torch.device) -> Iterable[Tensor]:

@@ -9,14 +9,16 @@ import math
 import torch
 from torch import Tensor
 
+from attemper.monitor.records import WeightNorms
 from attemper.stats import HISTOGRAM_EDGES, HeadStats
 
 _COUNTS, _SUMS, _EXTREMES = 5, 6, 5  # rows of the parts of HeadStats
+_NORMS = 3
 _BINS = {name: len(edges) + 1 for name, edges in HISTOGRAM_EDGES.items()}
 
 # One row more says on how many ranks the layer was seen: a layer without rows is not a layer that did not run.
 ADDED_ROWS = _COUNTS + _SUMS + sum(_BINS.values()) + 1
-LARGEST_ROWS = _EXTREMES + 1
+LARGEST_ROWS = _EXTREMES + 1 + _NORMS
 
 
 def added(stats: HeadStats) -> Tensor:
@@ -25,9 +27,15 @@ def added(stats: HeadStats) -> Tensor:
     return torch.cat([torch.ones_like(stats.sums[:1]), stats.sums, stats.counts, *histograms])
 
 
-def largest(stats: HeadStats, scaled_max: Tensor) -> Tensor:
-    """Of what the maximum is taken, float64 [LARGEST_ROWS, heads]; NaN, which no maximum over ranks agrees on, is left out."""
-    return without_nan(torch.cat([stats.extremes, scaled_max.unsqueeze(0)]))
+def largest(stats: HeadStats, scaled_max: Tensor, norms: Tensor | None) -> Tensor:
+    """Of what the maximum is taken, float64 [LARGEST_ROWS, heads]; NaN, which no maximum over ranks agrees on, is left out.
+
+    The norms of the projections, [3], ride along beside every head: ranks that know them know the same, and others have −inf.
+    """
+    if norms is None:
+        norms = stats.extremes.new_full((_NORMS,), -math.inf)
+    beside = norms.to(stats.extremes).unsqueeze(-1).expand(_NORMS, stats.heads)
+    return without_nan(torch.cat([stats.extremes, scaled_max.unsqueeze(0), beside]))
 
 
 def without_nan(maxima: Tensor, instead: float = -math.inf) -> Tensor:
@@ -40,8 +48,10 @@ def seen(added: Tensor) -> bool:
     return bool((added[0] > 0).any())
 
 
-def unpacked(added: Tensor, largest: Tensor) -> tuple[HeadStats, Tensor]:
-    """The statistics, and the largest |scale·q·k| of each head, from the two matrices."""
+def unpacked(added: Tensor, largest: Tensor) -> tuple[HeadStats, Tensor, WeightNorms | None]:
+    """The statistics, the largest |scale·q·k| of each head, and the norms where they are known, from the two matrices."""
     sums, counts, *histograms = added[1:].split([_SUMS, _COUNTS, *_BINS.values()])
     whole = {name: part.T.to(torch.int64).contiguous() for name, part in zip(_BINS, histograms, strict=True)}
-    return HeadStats(counts.to(torch.int64), largest[:_EXTREMES].clone(), sums.clone(), whole), largest[_EXTREMES].clone()
+    stats = HeadStats(counts.to(torch.int64), largest[:_EXTREMES].clone(), sums.clone(), whole)
+    norms = largest[_EXTREMES + 1 :, 0].tolist() if stats.heads else [-math.inf]
+    return stats, largest[_EXTREMES].clone(), None if -math.inf in norms else WeightNorms(*norms)

@@ -29,10 +29,10 @@ from attemper.capture import AttentionCall, Unseen
 from attemper.capture.using import use
 from attemper.errors import ArgumentError, AttemperError, MissingExtraError, UnsupportedError
 from attemper.monitor.alarms import Alarms, AlarmThresholds
-from attemper.monitor.gathering import LocalLayer, gather_maxima, gather_with
+from attemper.monitor.gathering import LocalLayer, gather, gather_maxima
 from attemper.monitor.layout import Plan
 from attemper.monitor.measuring import Measured, measure
-from attemper.monitor.records import COLUMNS, Alarm, LayerRecord, RunInfo, StepRecord, WeightNorms
+from attemper.monitor.records import COLUMNS, Alarm, LayerRecord, RunInfo, StepRecord
 from attemper.monitor.seeing import Seeing
 from attemper.monitor.table import table_of
 from attemper.monitor.trackers import Tracker, resolve
@@ -307,8 +307,7 @@ class Watch:
         if self._norms is None and names:
             self._norms = ProjectionNorms(self._model, names)
         norms = {} if self._norms is None else self._norms.measure()
-        layers, host = gather_with([LocalLayer(*key, *slots[key]) for key in keys], self._plan, norms)
-        return tuple(dataclasses.replace(each, norms=_norms(host.get(each.layer))) for each in layers)
+        return gather([LocalLayer(*key, *slots[key], norms.get(key[0])) for key in keys], self._plan)
 
     def _warn_of_nothing(self) -> None:
         reasons = "; ".join(f"{each.module or 'the model'}: {each.reason}" for each in self.unseen())
@@ -339,10 +338,6 @@ def matching(model: nn.Module, layers: str | Sequence[str] | None) -> tuple[str,
             expected = f"patterns of names of modules, such as {', '.join(map(repr, attending or names[1:4]))}"
             raise ArgumentError("layers", repr(pattern), expected)
     return patterns
-
-
-def _norms(measured: Tensor | None) -> WeightNorms | None:
-    return None if measured is None else WeightNorms(*measured.tolist())
 
 
 def _rank(plan: Plan) -> int:

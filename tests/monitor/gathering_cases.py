@@ -307,4 +307,4 @@ def case_maxima_alone() -> None:
     with collectives({"all_reduce": 2, "all_gather_object": 0}):  # the same plan serves a step
         gather([part(NAMES[0], SHARES[rank])], plan)
     found = gather_maxima({NAMES[0]: torch.full((HEADS,), torch.nan if rank else 3.0, dtype=torch.float64)}, plan)
-    assert torch.equal(found[NAMES[0]], torch.full((HEADS,), 3.0, dtype=torch.float64))
+    assert torch.equal(found[NAMES[0]], torch.full((HEADS,), torch.inf, dtype=torch.float64))

@@ -93,7 +93,9 @@ class Seeing:
             return
         seen, self._capture = self._capture, None
         seen.__exit__(None, None, None)
-        if self._first is not None:
+        if sys.exc_info()[0] is not None and self._first is not None:  # it broke off: the next pass is the first one
+            self._first = {}
+        elif self._first is not None:
             first, self._first = self._first, None
             self.notes |= {each.module: each.reason for each in seen.unseen()}
             self._trace(first)

@@ -15,6 +15,8 @@ from attemper.monitor import StepRecord
 from tests.monitor.test_watching import drawn, llama, logged, train
 
 BACKEND = "aot_eager"
+# Where a graph begins within a model, torch.compile looks whether its inputs have gradients.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +70,17 @@ def test_graphs_tell_of_their_calls(how: str, checkpointed: bool, mode: Any) -> 
             counted.append(graphs())
     assert counted == [0, 1, 1, 1]  # the first step shows what calls there are, and runs eagerly
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_all_passes_of_the_first_step_count() -> None:
+    model = llama(attn_implementation="sdpa").train()
+    fast = compiled(model, "layer by layer")
+    with attemper.watch(model) as watching:
+        for _ in range(3):
+            records = [train(fast, drawn(0)) for _ in range(2)]
+            record = logged(watching.step())
+            assert record.layers[0].stats.rows.tolist() == [len(records) * 65] * 4
+    assert graphs() == 1
 
 
 def test_evaluation_of_a_compiled_model_does_not_count() -> None:

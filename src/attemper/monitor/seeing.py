@@ -49,6 +49,7 @@ class Seeing:
         self._capture: Capture | None = None
         self._first: dict[str, list[_Kind]] | None = {}  # the calls of the first forward pass, while it runs
         self._traced: dict[str, Seen] | None = None
+        self._forced = False  # whether no graph runs now
         self._stance = contextlib.ExitStack()
         self._stack = contextlib.ExitStack()
         self._stack.callback(install())
@@ -64,7 +65,8 @@ class Seeing:
         In the first one none does: it shows what calls there are.
         """
         self._stance.close()
-        if self._wanted() and self._traced is None:
+        self._forced = self._wanted() and self._traced is None
+        if self._forced:
             self._stance.enter_context(torch.compiler.set_stance("force_eager"))
 
     def remove(self) -> None:
@@ -126,7 +128,7 @@ class Seeing:
         """Whether all modules that have tokens lie in parts that are compiled by themselves. (In a model that is compiled as a
         whole this code does not run.)
         """
-        if not self._traced or "torch._dynamo" not in sys.modules:
+        if self._forced or not self._traced or "torch._dynamo" not in sys.modules:
             return False
         compiled = [name for name, module in self._model.named_modules() if module._compiled_call_impl is not None]
         wrapped = torch._dynamo.eval_frame.OptimizedModule

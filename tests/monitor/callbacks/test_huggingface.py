@@ -49,11 +49,12 @@ def test_records_are_those_of_a_plain_loop(tmp_path: Path) -> None:
 
 def test_steps_between_records_and_a_callback_that_is_added_later(tmp_path: Path) -> None:
     counting, logs = Counting(), Logs()
-    trainer = trainer_of(tmp_path, logs, logging_steps=2)
+    trainer = trainer_of(tmp_path, logs, logging_steps=2, eval_strategy="steps", eval_steps=1)
     trainer.add_callback(AttemperCallback(every=3, layers="*.1.self_attn", trackers=counting))
     trainer.train()
     assert [record.step for record in counting.records] == [1, 3]
     assert [len(record.layers) for record in counting.records] == [1, 1]
+    assert not any(name.startswith("attention/") for each in logs.others for name in each)
     assert [each["attention/max_logit"] for each in logs.training] == [
         headline(record)["attention/max_logit"] for record in counting.records
     ]
@@ -138,6 +139,23 @@ def test_exceptions_remove_the_watch(tmp_path: Path) -> None:
         trainer.train()
     assert Watch.of(trainer.model) is None
     assert (counting.begun, counting.closed, len(counting.records)) == (2, 2, 3)
+
+
+def test_a_training_that_begins_again_with_smaller_batches_counts_nothing_of_the_first(tmp_path: Path) -> None:
+    counting, seen = Counting(), 0
+
+    def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        nonlocal seen
+        seen += 1
+        if seen == 2:
+            raise RuntimeError("CUDA out of memory.")
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+    trainer_of(tmp_path, AttemperCallback(trackers=counting), collate=collate, auto_find_batch_size=True).train()
+    assert (counting.begun, counting.closed) == (2, 2)
+    assert seen > 2
+    assert [record.step for record in counting.records] == [1, 2, 3, 4]
+    assert len({int(layer.stats.rows.sum()) for record in counting.records for layer in record.layers}) == 1
 
 
 def test_an_alarm_s_own_exception_ends_the_training(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def _step_of(module: "LightningModule") -> nn.Module:
 
     Step.__name__ = type(module).__name__  # as the run is called
     root = Step()
-    vars(root).update({name: vars(module)[name] for name in ("_modules", "_parameters", "_buffers")})
+    vars(root)["_modules"] = module._modules
     return root
 
 

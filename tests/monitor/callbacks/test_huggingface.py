@@ -168,6 +168,21 @@ def test_an_alarm_s_own_exception_ends_the_training(tmp_path: Path) -> None:
     assert Watch.of(trainer.model) is None
 
 
+def test_it_can_be_removed_while_training_goes_on(tmp_path: Path) -> None:
+    class Removes(TrainerCallback):
+        def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 2:
+                callback.remove()
+
+    counting = Counting()
+    callback = AttemperCallback(trackers=counting, clip=5.0)
+    trainer = trainer_of(tmp_path, callback, Removes())
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert [record.step for record in counting.records] == [1, 2]
+    assert counting.closed == 1
+
+
 def test_two_trainers_in_turn(tmp_path: Path) -> None:
     counting = Counting()
     callback = AttemperCallback(trackers=counting)
@@ -179,6 +194,7 @@ def test_two_trainers_in_turn(tmp_path: Path) -> None:
     assert losses[2] < losses[0]  # not twice as high: it has been trained a step, and is counted once
 
 
+@pytest.mark.slow
 def test_a_compiled_model(tmp_path: Path) -> None:
     counting = Counting()
     trainer = trainer_of(tmp_path, AttemperCallback(trackers=counting), torch_compile=True, torch_compile_backend="eager")

@@ -19,10 +19,9 @@ class AcceleratorLog:
         accelerator = Accelerator(log_with="tensorboard", project_dir="runs")
         accelerator.init_trackers("attention")
         model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
-        with attemper.watch(model, trackers=AcceleratorLog(accelerator)) as watching:
-            ...
-                if accelerator.sync_gradients:
-                    watching.step(loss=loss.item())
+        watching = attemper.watch(model, trackers=AcceleratorLog(accelerator))
+
+    Where gradients are accumulated, call `watching.step()` where `accelerator.sync_gradients` is true.
 
     Args:
         accelerator: whose trackers are initialised, and are ended by its `end_training`.

@@ -1,7 +1,7 @@
 """What the callbacks share: a watch, and QKClip where it is asked for, from the beginning of a training to its end.
 
 What it must hold:
-- arguments are checked when the callback is made, not an hour later when the data are ready;
+- a misspelt argument is told when the callback is made, not an hour later when the data are ready;
 - a training that begins anew, after an exception or with another model, finds nothing left of the last one;
 - loggers of other people get few numbers, all of them finite Python floats.
 """
@@ -47,6 +47,7 @@ class Session:
         self.alarm: Alarm | None = None
         self._threshold, self._stop_on, self._watching = clip, stop_on, watching
         self._loss: Tensor | None = None
+        self._running = False
 
     def begin(self, model: nn.Module, saved: dict[str, Any] | None = None) -> None:
         """Watch a model, from now on to `end`.
@@ -57,6 +58,7 @@ class Session:
         self.end()
         self.alarm, self._loss, self.clip = None, None, None
         self.watch = watch(model, **self._watching)
+        self._running = True
         try:
             if self._threshold is not None:
                 self.clip = QKClip(model, self._threshold, watch=self.watch)
@@ -79,7 +81,7 @@ class Session:
         Returns:
             What loggers get; empty where the step is not logged, or nothing is watched.
         """
-        if self.watch is None:
+        if self.watch is None or not self._running:
             return {}
         loss, self._loss = self._loss, None
         scalars: dict[str, Any] = {} if loss is None else {"loss": loss}
@@ -103,7 +105,8 @@ class Session:
         return {name: each.state_dict() for name, each in self._kept().items()}
 
     def end(self) -> None:
-        """Stop watching. A second time does nothing."""
+        """Stop watching; `watch` and `clip` stay to be looked at. A second time does nothing."""
+        self._running = False
         for each in self._kept().values():
             each.remove()
 

@@ -17,7 +17,7 @@ from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor
 
 import attemper.monitor.callbacks.lightning
-from attemper.errors import MissingExtraError
+from attemper.errors import MissingExtraError, UnsupportedError
 from attemper.monitor import StepRecord
 from attemper.monitor.callbacks.lightning import AttemperCallback
 from attemper.monitor.clipping import QKClip
@@ -196,6 +196,17 @@ def test_a_training_step_of_the_instance_is_put_back() -> None:
     trained(module, AttemperCallback(trackers=counting))
     assert module.training_step is step
     assert len(counting.records) == 4
+
+
+@pytest.mark.slow
+def test_a_compiled_part_is_watched_and_a_compiled_module_refused() -> None:
+    module, counting = Module(), Counting()
+    module.net.compile(backend="eager")
+    trained(module, AttemperCallback(trackers=counting), accumulate_grad_batches=1)
+    assert_same(counting.records, plain(micro_batches(8 * BATCH)), within="net.")
+
+    with pytest.raises(UnsupportedError, match=r"the training_step of Module is compiled as a whole.*module\.NAME\.compile\(\)"):
+        trained(torch.compile(Module(), backend="eager"), AttemperCallback())
 
 
 def base_beside(monkeypatch: pytest.MonkeyPatch, present: tuple[str, ...], installed: tuple[str, ...] = ()) -> type:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from attemper.errors import MissingExtraError
+from attemper.errors import MissingExtraError, UnsupportedError
 from attemper.monitor.callbacks.session import Session, Severity
 from attemper.monitor.clipping import QKClip
 from attemper.monitor.records import Alarm
@@ -58,6 +58,7 @@ class AttemperCallback(Callback):
     Raises:
         ArgumentError: clip or stop_on is unusable; when a training begins, what `watch` and `QKClip` raise.
         TypeError: `watch` has no argument of that name.
+        UnsupportedError: when a training begins whose `training_step` is compiled as a whole.
     """
 
     def __init__(self, *, clip: float | None = None, stop_on: Severity | None = None, **watching: Any) -> None:
@@ -85,6 +86,12 @@ class AttemperCallback(Callback):
     def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Watch the module; validation has been checked before this."""
         self._end()
+        if hasattr(pl_module.training_step, "_torchdynamo_orig_callable"):
+            # What is inside would be told twice: by its graph, and by the capture of the forward pass around it.
+            raise UnsupportedError(
+                f"pl_module: the training_step of {type(pl_module).__name__} is compiled as a whole, which cannot be watched; "
+                "compile the part that attends: module.NAME.compile() in place of torch.compile(module)"
+            )
         self._stepped = trainer.global_step
         self._steps = self._saved.get("steps", self._stepped)
         root = _step_of(pl_module)

@@ -226,8 +226,12 @@ class Watched(Plain):
         last, unseen = self.watching.last, self.watching.unseen()
         self.watching.remove()
         rows = [] if last is None else [set(layer.stats.rows.tolist()) for layer in last.layers]
-        if last is None or last.step != self.steps - 1 or rows != [{self.rows}] * self.layers or unseen:
-            raise RuntimeError(f"not everything was measured: {last}, {rows} rows instead of {self.rows}, unseen {unseen}")
+        step = -1 if last is None else last.step
+        if step != self.steps - 1 or rows != [{self.rows}] * self.layers or unseen:
+            raise RuntimeError(
+                f"not everything was measured: last step {step} of {self.steps}, rows of each layer's heads {rows} instead of "
+                f"{self.rows} in {self.layers} layers, unseen {unseen}"
+            )
 
 
 class InUse(Plain):

@@ -175,7 +175,7 @@ class Plain:
             use_cache=False,
             bos_token_id=0,
             eos_token_id=0,
-            attn_implementation=self.implementation,
+            attn_implementation=self.implementation,  # pyrefly: ignore[unexpected-keyword]
         )
         self.model: nn.Module = transformers.GPT2LMHeadModel(config).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
@@ -208,7 +208,7 @@ class Watched(Plain):
     def __init__(self, size: Size, case: Case, **options: object) -> None:
         super().__init__(size, case)
         self.watching: Watch = attemper.watch(self.model, **options)  # pyrefly: ignore
-        self.rows = case.batch * -(-case.tokens // self.watching.rows)
+        self.rows = case.batch * -(-case.tokens // self.watching.settings.rows)
         self.layers, self.steps = size.layers, 0
 
     def __call__(self) -> None:

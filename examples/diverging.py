@@ -96,10 +96,10 @@ class Run:
             if step < SMOOTHED - 1:
                 continue
             lowest = min(lowest, loss)
-            if not loss < lowest + RISE:  # not a number is no comfort
-                first = step if first is None else first
-            else:
+            if loss < lowest + RISE:  # not a number is no comfort
                 first = None
+            elif first is None:
+                first = step
         return first
 
     def alarm(self, *codes: str) -> int | None:

@@ -135,12 +135,12 @@ class Watch:
         model: without wrappers. settings: the arguments of `watch`. plan: how processes share the model out.
 
     Attributes:
-        last: the last logged step, None before the first.
+        last: the last logged step, None before the first. settings: as given.
     """
 
     def __init__(self, model: nn.Module, settings: Settings, plan: Plan) -> None:
         self.last: StepRecord | None = None
-        self._model, self._settings, self._plan = model, settings, plan
+        self._model, self.settings, self._plan = model, settings, plan
         self._rows: deque[dict[str, list[Any]]] = deque(maxlen=settings.history)
         self._next = 0
         self._slots: dict[tuple[str, int], Measured] = {}
@@ -181,17 +181,18 @@ class Watch:
         self._seeing.prepare()
         if not logged:
             return None
-        record = StepRecord(number, time.time(), self._gathered(slots), (), {name: float(each) for name, each in scalars.items()})
-        record = dataclasses.replace(record, alarms=self._settings.alarms.look(record))
+        numbers = {name: float(each.detach() if isinstance(each, Tensor) else each) for name, each in scalars.items()}
+        record = StepRecord(number, time.time(), self._gathered(slots), (), numbers)
+        record = dataclasses.replace(record, alarms=self.settings.alarms.look(record))
         if not record.layers and self.last is None:
             self._warn_of_nothing()
         self.last = record
         self._rows.append(rows_of(record))
         for tracker in self._trackers:
             tracker.log(record)
-        if self._settings.on_alarm is not None:
+        if self.settings.on_alarm is not None:
             for alarm in record.alarms:
-                self._settings.on_alarm(alarm)
+                self.settings.on_alarm(alarm)
         return record
 
     def maxima(self) -> dict[str, Tensor]:
@@ -232,7 +233,7 @@ class Watch:
 
     def state_dict(self) -> dict[str, Any]:
         """What a run that goes on needs to know: the number of the next step, and what the alarms remember."""
-        return {"next": self._next, "alarms": self._settings.alarms.state_dict()}
+        return {"next": self._next, "alarms": self.settings.alarms.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was made.
@@ -243,7 +244,7 @@ class Watch:
         number = state.get("next") if isinstance(state, Mapping) else None
         if not isinstance(number, int):
             raise ArgumentError("state", repr(state)[:80], "what Watch.state_dict gave")
-        self._settings.alarms.load_state_dict(state["alarms"])
+        self.settings.alarms.load_state_dict(state["alarms"])
         self._next = number
         self._seeing.prepare()
 
@@ -261,7 +262,7 @@ class Watch:
 
     @property
     def _due(self) -> bool:
-        return self._next % self._settings.every == 0
+        return self._next % self.settings.every == 0
 
     def _wants(self) -> bool:
         return self._due or self._maxima is not None
@@ -272,11 +273,11 @@ class Watch:
             tracker.close()
 
     def _measure(self, call: AttentionCall) -> None:
-        layer, patterns = call.module, self._settings.layers
+        layer, patterns = call.module, self.settings.layers
         if not (patterns is None or any(fnmatchcase(layer, pattern) for pattern in patterns)):
             return
         try:
-            measured = measure(call, self._settings.rows)
+            measured = measure(call, self.settings.rows)
         except AttemperError as error:
             self._exclude(layer, f"its logits could not be measured: {error}")
             return

@@ -8,6 +8,7 @@ whatever is left of one that was killed); `curves.svg`; `table.md`. `--write` pu
 """
 
 import argparse
+import re
 import statistics
 import sys
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from attemper.monitor import Alarm, watch
 from attemper.monitor.clipping import QKClip
 from attemper.monitor.trackers import JSONLines
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "diverging.md"
 MARKER = "examples/diverging.py"
 SEEDS = (0, 1, 2)
 STEPS = 600
@@ -33,7 +34,7 @@ BATCH, CONTEXT = 16, 64
 THRESHOLD = 100.0  # of QKClip
 ALLOWED = 1.2  # what may be measured, over the threshold: one step of the optimiser comes after each clip
 SMOOTHED = 50  # steps in one point of the loss
-RISE = 0.05  # nats
+RISE = 0.1  # nats; what the smoothed loss does from step to step is a tenth of that
 BUCKET = 4  # steps in one point of a curve
 
 BYTES, WIDTH, HEADS, HIDDEN, LAYERS = 256, 64, 4, 128, 2
@@ -91,16 +92,20 @@ class Run:
 
         Said of a step without knowing what comes later, this could be noise; here it is judged when the run is over.
         """
-        first, lowest = None, float("inf")
-        for step, loss in enumerate(self.smoothed()):
-            if step < SMOOTHED - 1:
-                continue
+        since, lowest = None, float("inf")
+        for step, loss in list(enumerate(self.smoothed()))[SMOOTHED - 1 :]:
             lowest = min(lowest, loss)
-            if loss < lowest + RISE:  # not a number is no comfort
-                first = None
-            elif first is None:
-                first = step
-        return first
+            if loss < lowest + RISE:  # never true of NaN
+                since = None
+            elif since is None:
+                since = step
+        return since
+
+    def lowest(self) -> tuple[int, float]:
+        """Where the smoothed loss is lowest, and how low."""
+        smoothed = self.smoothed()
+        step = min(range(min(SMOOTHED, len(smoothed)) - 1, len(smoothed)), key=lambda step: smoothed[step])
+        return step, smoothed[step]
 
     def alarm(self, *codes: str) -> int | None:
         """The step of the first alarm of these codes; of any, without."""
@@ -165,7 +170,7 @@ def table(runs: list[Run]) -> str:
         Column("alarm of \\|scale·q·k\\| above 1e3", [steps_before(run, "ATT502", "ATT503") for run in runs]),
         Column("the loss diverges", [shown(run.diverged_at()) for run in runs]),
         Column("largest \\|scale·q·k\\|", [f"{max(run.maxima):.4g}" for run in runs]),
-        Column("lowest smoothed loss", [f"{min(run.smoothed()[SMOOTHED - 1 :], default=float('nan')):.3f}" for run in runs]),
+        Column("lowest smoothed loss", ["{1:.3f}, step {0}".format(*run.lowest()) for run in runs]),
         Column("smoothed loss at the end", [f"{run.smoothed()[-1]:.3f}" for run in runs]),
         Column("heads clipped, a step", [f"{run.clipped / len(run.losses):.2f}" if run.clip else "–" for run in runs]),
     ]
@@ -216,6 +221,8 @@ def kind(run: Run) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Train, print, draw; 1 if a run with QKClip was measured above what is allowed, else 0."""
     options = parse(arguments)
+    if options.write:
+        around_markers(DOCUMENT)  # now, not when all is trained
     torch.set_num_threads(1)  # more would add in another order, and a small model gains nothing
     corpus = torch.tensor(list(load_corpus().train))
     options.out.mkdir(parents=True, exist_ok=True)
@@ -230,8 +237,9 @@ def main(arguments: list[str] | None = None) -> int:
     (options.out / "table.md").write_text(figures + "\n", "utf-8")
     draw(runs, options.out / "curves.svg")
     if options.write:
-        (DOCS / "watch-diverging.svg").write_bytes((options.out / "curves.svg").read_bytes())
-        write_between_markers(DOCS / "diverging.md", figures)
+        DOCUMENT.with_name("watch-diverging.svg").write_bytes((options.out / "curves.svg").read_bytes())
+        before, after = around_markers(DOCUMENT)
+        DOCUMENT.write_text(f"{before}\n{figures}\n\n{after}", "utf-8")
     over = [run.name for run in runs if run.clip and not max(run.maxima) < ALLOWED * THRESHOLD]
     for name in over:
         sys.stderr.write(f"{name}: a step was measured at {ALLOWED:g} times the threshold or more\n")
@@ -256,11 +264,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def write_between_markers(document: Path, text: str) -> None:
-    """Replace what stands between the two comments of a document."""
-    before, begin, rest = document.read_text("utf-8").partition(f"<!-- {MARKER}: begin, written by --write -->\n")
-    _, end, after = rest.partition(f"<!-- {MARKER}: end -->")
-    document.write_text(f"{before}{begin}\n{text}\n\n{end}{after}", "utf-8")
+def around_markers(document: Path) -> tuple[str, str]:
+    """What stands before and behind the place of the table."""
+    parts = re.fullmatch(
+        rf"(.*<!-- {MARKER}: begin[^>]*-->\n).*(<!-- {MARKER}: end -->.*)", document.read_text("utf-8"), re.DOTALL
+    )
+    if parts is None:
+        raise SystemExit(f"{document}: the comments '{MARKER}: begin' and '{MARKER}: end' are not there")
+    return parts[1], parts[2]
 
 
 if __name__ == "__main__":

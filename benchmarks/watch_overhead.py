@@ -175,9 +175,9 @@ class Plain:
             use_cache=False,
             bos_token_id=0,
             eos_token_id=0,
-            attn_implementation=self.implementation,  # pyrefly: ignore[unexpected-keyword]
         )
-        self.model: nn.Module = transformers.GPT2LMHeadModel(config).train()
+        model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation=self.implementation)
+        self.model: nn.Module = model.train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.ids = torch.randint(size.vocabulary, (case.batch, case.tokens))
         self.loss = math.nan

@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_it_runs_as_it_says(tmp_path: Path) -> None:
         assert set(read.columns["layer"]) == {"blocks.0.attention", "blocks.1.attention"}
         assert max(read.columns["max_scaled_product"]) == pytest.approx(float(cells["largest \\|scale·q·k\\|"][0]), rel=1e-3)
     assert "clipped_heads" in read.scalars[0]
-    drawing = ElementTree.parse(tmp_path / "curves.svg")
+    drawing = ET.parse(tmp_path / "curves.svg")
     assert "with QKClip(100)" in "".join(drawing.getroot().itertext())
 
 

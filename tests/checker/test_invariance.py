@@ -1,6 +1,7 @@
 """A sequence alone, in a batch, padded and continued from a cache: faults are found and named, sound models agree."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,6 +18,7 @@ from attemper.checker.options import Options
 from attemper.checker.thresholds import DEFAULTS
 from attemper.report import Finding, Severity
 from tests.capture.architectures import build
+from tests.checker.plain_models import Language, causal, ids, language
 
 FAULTS = "attemper.examples.faults"
 
@@ -111,6 +113,60 @@ class TestCache:
         assert finding.code == "ATT405"
         assert finding.severity is Severity.WARNING
         assert "end where they should, so look at positions" in finding.message
+
+
+class Continued(Language):
+    """Keeps keys and values; `form`: how it hands them over. The fault: its mask forgets the newest key of the cache."""
+
+    form: Callable[[Any, Any], Any]
+    wrong = False
+
+    def forward(self, input_ids: Tensor, past_key_values: Any = None, use_cache: bool = False) -> Any:
+        kept = past_key_values or [None] * len(self.layers)
+        start = 0 if kept[0] is None else kept[0][0].shape[2]
+        x, cache = self.words(input_ids) + self.positions(torch.arange(input_ids.shape[1]) + start), []
+        for layer, past in zip(self.layers, kept, strict=True):
+            y, own = layer(x, past=past)
+            x = x + (y.flip(-1) if self.wrong and start else y)
+            cache.append(own)
+        return self.form(self.head(x), cache) if use_cache else {"logits": self.head(x)}
+
+
+class TestCacheOfAnotherForm:
+    @pytest.mark.parametrize(
+        "form",
+        [
+            lambda logits, cache: {"logits": logits, "past_key_values": cache},
+            lambda logits, cache: {"logits": logits, "presents": cache},
+            lambda logits, cache: (logits, tuple(cache)),
+            lambda logits, cache: (logits, (logits, logits), cache),
+        ],
+        ids=["mapping", "mapping by another name", "tuple", "tuple beside hidden states"],
+    )
+    def test_it_is_continued(self, form: Callable[[Any, Any], Any]) -> None:
+        class Model(Continued):
+            pass
+
+        Model.form = staticmethod(form)
+        assert masks(language(causal, causal, kind=Model), {"input_ids": ids()}) == []
+        Model.wrong = True
+        assert [each.code for each in masks(language(causal, causal, kind=Model), {"input_ids": ids()})] == ["ATT405"]
+
+    def test_one_that_is_not_known_is_told(self) -> None:
+        class Model(Continued):
+            form = staticmethod(lambda logits, cache: (logits, torch.stack([torch.stack(own) for own in cache])))
+
+        found = evidence(language(causal, kind=Model), {"input_ids": ids()})
+        assert found.continuation is None
+        assert any("whether a cache continues it was not tried: it takes use_cache, and no" in words for words in found.untried)
+
+    def test_one_that_cannot_be_asked_for_is_told(self) -> None:
+        class Model(Language):
+            def forward(self, input_ids: Tensor, past_key_values: Any = None) -> Tensor:
+                return super().forward(input_ids)
+
+        found = evidence(language(causal, kind=Model), {"input_ids": ids()})
+        assert any("it takes past_key_values, and no use_cache to ask for one" in words for words in found.untried)
 
 
 class TestBatch:

@@ -35,6 +35,19 @@ class KeyShare:
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """Later keys that real queries may look at: how many pairs in the head with most, and the first of them (-1: none).
+
+    Attributes:
+        pairs: different pairs of positions, over the sequences of a batch; query, key: the positions of the first pair.
+    """
+
+    pairs: int = 0
+    query: int = -1
+    key: int = -1
+
+
+@dataclass(frozen=True)
 class CallEvidence:
     """One attention call, reduced.
 
@@ -49,6 +62,7 @@ class CallEvidence:
         self_attention: as many queries as keys, from position 0 on.
         in_causal_part: whether the call belongs to the part that would be causal (not to the encoder of an encoder-decoder).
         future_heads: heads in which any real query may look at a real key behind its own position.
+        near_heads: those of them whose mask is causal but for a few pairs; ahead: which pairs.
         sees_padding: whether any real query may look at a position that the inputs' attention mask calls padding.
         masked_rows: [heads] int64, real queries (by the inputs' own attention mask, where it fits) with no visible key.
         real_rows: how many real queries there are for each head.
@@ -86,6 +100,8 @@ class CallEvidence:
     shown: Any = None
     written: Written | None = None
     orders: tuple[OrderFigures, ...] = ()
+    near_heads: tuple[int, ...] = ()
+    ahead: Ahead = Ahead()
 
     @property
     def heads(self) -> int:
@@ -205,6 +221,8 @@ class Evidence:
         nonfinite: first NaN or infinity, or None.
         largest_activation: (module, magnitude) of the largest finite activation outside attention weights and logits.
         causal_claim: why the model is held to be causal, "" where nothing says so.
+        nearly_causal: where nothing says so, but masks are causal but for a few pairs: in which way, else "".
+        deterministic: whether the outputs of two runs on the same inputs agree; where they do not, the probes are not run.
         future: outcome of changing later tokens; padding: outcome of changing padded tokens; None where not run.
         nan_reach, batching, continuation: outcomes of the other probes; None where not run.
         untried: probes that could not be run, in words.
@@ -228,6 +246,8 @@ class Evidence:
     thresholds: Thresholds = DEFAULTS
     misread: tuple[Misread, ...] = ()
     by_input: tuple[tuple[CallEvidence, ...], ...] = ()
+    nearly_causal: str = ""
+    deterministic: bool = True
 
     def on_each_input(self, call: CallEvidence) -> tuple[CallEvidence, ...]:
         """A call of `calls` as it was on each input that made it."""

@@ -21,6 +21,10 @@ from attemper.checker.visibility import causal_alignment
 from attemper.errors import LoadError
 
 TOKENS, PADDED, CONTINUED = 16, 4, 3  # length of the sequence, padding beside it, and its last tokens that a cache continues
+_NO_CACHE = (
+    "it takes use_cache, and no cache that is known as one came back (an output by the name of cache or past_key_values, or one "
+    "with keys and values by layer), or its outputs could not be compared"
+)
 _KNOWN = {"input_ids", "attention_mask", "token_type_ids", "decoder_input_ids"}
 
 
@@ -49,8 +53,11 @@ def agreement(subject: Subject, inputs: Inputs, evidence: Evidence, padding: Ten
     accepted = made_up.parameters(subject.model)
     causal = bool(evidence.causal_claim) and not (evidence.future is not None and evidence.future.leaks)
     taken = next((name for name in CACHES if name in accepted), None)
-    continues = causal and taken is not None and "use_cache" in accepted and "decoder_input_ids" not in accepted
+    cached = causal and taken is not None and "decoder_input_ids" not in accepted
+    continues = cached and "use_cache" in accepted
     untried: list[str] = []
+    if cached and not continues:
+        untried.append(f"whether a cache continues it was not tried: it takes {taken}, and no use_cache to ask for one")
     try:
         alone = run(subject, short.alone()).hidden
     except LoadError as error:
@@ -65,6 +72,8 @@ def agreement(subject: Subject, inputs: Inputs, evidence: Evidence, padding: Ten
     if continues and taken is not None:
         try:
             continuation = _continuation(short, alone, evidence, taken, run)
+            if continuation is None:
+                untried.append(f"whether a cache continues it was not tried: {_NO_CACHE}")
         except LoadError as error:
             untried.append(f"whether a cache continues it could not be tried: {error}")
     return Agreement(batching, continuation, tuple(untried))

@@ -1,11 +1,18 @@
 """Masks: tokens that see nothing, a future that is seen, padding that leaks, caches and batches that change outputs (ATT4xx)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from attemper.checker.backend import Shown
 from attemper.checker.evidence import Batching, Continuation, Evidence, NanReach
 from attemper.checker.findings import finding, heads_in_words
+from attemper.checker.probes import listed
 from attemper.report import Finding, Severity
+
+_FUTURE_COST = "Training loss looks better than it is, and generation fails, since the future is not there."
+_NO_LAYER = (
+    "No attention mask lets it in: look for what else mixes positions, such as a convolution without causal padding, a norm or a "
+    "mean over the sequence, a shift or a flip along it."
+)
 
 
 def mask_findings(evidence: Evidence) -> Iterator[Finding]:
@@ -26,6 +33,8 @@ def mask_findings(evidence: Evidence) -> Iterator[Finding]:
             )
     if evidence.future is not None and evidence.future.leaks:
         yield _future(evidence)
+    elif evidence.nearly_causal and evidence.future is None and evidence.deterministic:
+        yield _ahead(evidence)
     if evidence.padding is not None and evidence.padding.leaks:
         yield _padding(evidence)
     if evidence.nan_reach is not None and evidence.nan_reach.reached:
@@ -45,22 +54,40 @@ def _future(evidence: Evidence) -> Finding:
     # Its masks hide later keys, and what runs it takes none of them: ATT105 has it.
     ignoring = [call.module for call in evidence.calls if isinstance(call.shown, Shown) and call.shown.cause == "mask"]
     where = (
-        f"later keys are visible in {_listed(layers)}" + (f" ({heads_in_words(some)} of the first)" if some else "")
+        f"later keys are visible in {listed(layers)}" + (f" ({heads_in_words(some)} of the first)" if some else "")
         if layers
-        else f"the mask hides them, but the backend does not keep to it in {_listed(ignoring)} (ATT105)"
+        else f"the mask hides them, but the backend does not keep to it in {listed(ignoring)} (ATT105)"
         if ignoring
         else "no attention call that was seen shows later keys, so they come in by another way"
     )
+    why = f"{where}. Held to be causal because {evidence.causal_claim}" if evidence.causal_claim else evidence.nearly_causal
     return finding(
         "ATT402",
         f"changing the tokens from position {leak.changed} on moves {leak.positions} earlier outputs, from position "
-        f"{leak.first} on, by up to {leak.moved:.3g} (rounding explains {leak.allowed:.2g}); {where}. Held to be causal because "
-        f"{evidence.causal_claim}.",
-        cost="Training loss looks better than it is, and generation fails, since the future is not there.",
+        f"{leak.first} on, by up to {leak.moved:.3g} (rounding explains {leak.allowed:.2g}); {why}.",
+        cost=_FUTURE_COST,
         module=next(iter([*layers, *ignoring]), ""),
         heads=some,
         measured=leak.moved,
         threshold=leak.allowed,
+        severity=None if evidence.causal_claim else Severity.WARNING,
+        remedy=None if layers or ignoring else _NO_LAYER,
+    )
+
+
+def _ahead(evidence: Evidence) -> Finding:
+    """By its masks alone, where the outputs could not be looked at."""
+    seeing = [call for call in evidence.calls if call.near_heads]
+    worst = max(seeing, key=lambda call: call.ahead.pairs)
+    return finding(
+        "ATT402",
+        f"{evidence.nearly_causal}; whether outputs depend on it could not be tried on these inputs.",
+        cost=_FUTURE_COST,
+        module=worst.module,
+        heads=worst.near_heads if len(worst.near_heads) < worst.heads else (),
+        measured=float(worst.ahead.pairs),
+        threshold=0.0,
+        severity=Severity.WARNING,
     )
 
 
@@ -71,7 +98,7 @@ def _padding(evidence: Evidence) -> Finding:
     return finding(
         "ATT403",
         f"changing what is embedded at padded positions moves {leak.positions} outputs of real tokens by up to "
-        f"{leak.moved:.3g} (rounding explains {leak.allowed:.2g}); padded keys are visible in {_listed(layers)}.",
+        f"{leak.moved:.3g} (rounding explains {leak.allowed:.2g}); padded keys are visible in {listed(layers)}.",
         cost="A result depends on the company that a sequence keeps in its batch.",
         module=layers[0] if layers else "",
         measured=leak.moved,
@@ -101,7 +128,7 @@ def _continued(found: Continuation) -> Finding:
         kind = wrong[0][1]
         modules = [module for module, how in wrong if how == kind]
         what = "starts at the top left: query i sees keys up to i" if kind == "top-left" else "hides nothing"
-        cause = f"the mask over the cache {what}, where it should end at the bottom right, in {_listed(modules)}"
+        cause = f"the mask over the cache {what}, where it should end at the bottom right, in {listed(modules)}"
     elif found.alignments:
         modules = []
         cause = "the masks over the cache end where they should, so look at positions and at what the cache keeps"
@@ -145,8 +172,3 @@ def _batched(found: Batching, evidence: Evidence) -> Iterator[Finding]:
         threshold=worst.allowed,
         severity=None if company else Severity.WARNING,
     )
-
-
-def _listed(modules: Sequence[str], most: int = 3) -> str:
-    names = list(dict.fromkeys(modules))
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

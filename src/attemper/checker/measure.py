@@ -1,10 +1,11 @@
 """Runs the model under capture, reduces every attention call on the spot, and runs it again for what needs a second look.
 
 What it must hold: no q, k or weights outlive their call; the model is left as it was found (modes and hooks); a healthy model
-is run once for its figures on each of the inputs, and once or twice for each probe that applies to it.
+is run once for its figures on each of the inputs, once more on the first, and once or twice for each probe that applies to it.
 """
 
 import contextlib
+import inspect
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,9 +21,11 @@ from attemper.checker.inputs import Inputs
 from attemper.checker.invariance import agreement
 from attemper.checker.load import Subject
 from attemper.checker.options import Progress, one_line
-from attemper.checker.outputs import CACHES, Outputs, bodies, first_float, hidden_states
+from attemper.checker.outputs import Outputs, bodies, first_float, hidden_states, kept_cache
 from attemper.checker.over_inputs import over_inputs
+from attemper.checker.padding import Untried, nan_in_padding, padding_leak, padding_mask
 from attemper.checker.reduce import Reduced, misread, read_back, reduce_call
+from attemper.checker.repeat import apart_when_repeated
 from attemper.checker.streaming import Away
 from attemper.checker.thresholds import Thresholds
 from attemper.errors import AttemperError, LoadError
@@ -43,6 +46,7 @@ def measure(
         LoadError: the model cannot be run on these inputs.
     """
     model, config = subject.model, subject.config
+    inputs = by_name(subject, inputs)
     with evaluating(model), torch.no_grad():
         looked = [
             _look(subject, each, thresholds, tell, f"{number} of {len(others) + 1}" if others else "")
@@ -58,22 +62,33 @@ def measure(
             nonfinite=next((found for each in looked if (found := each.nonfinite(subject)) is not None), None),
             largest_activation=max((each.activations.largest() for each in looked), key=lambda largest: largest[1]),
             causal_claim=probes.causal_claim(model, config, inputs, first.calls),
+            nearly_causal=probes.nearly_causal(model, config, inputs, first.calls),
             thresholds=thresholds,
             by_input=by_input if others else (),
             misread=first.misread,
         )
         if evidence.nonfinite is None:
             tell(f"trying {subject.name} on changed inputs")
-            outputs, padding, made = first.outputs, first.padding, first.activations.first_nonfinite(model)
-            evidence = replace(
-                evidence,
-                future=probes.future(subject, inputs, outputs, evidence, padding, run),
-                padding=probes.padding(subject, inputs, outputs, evidence, padding, run),
-                nan_reach=probes.nan_in_padding(subject, inputs, outputs, made, padding, run),
-            )
-            agreed = agreement(subject, inputs, evidence, padding, run)
-            evidence = replace(evidence, batching=agreed.batching, continuation=agreed.continuation, untried=agreed.untried)
+            evidence = _probed(subject, inputs, first, evidence)
     return evidence, first.unseen
+
+
+def _probed(subject: Subject, inputs: Inputs, first: "_Look", evidence: Evidence) -> Evidence:
+    """The evidence with what the probes say; of a model that disagrees with itself they could say nothing."""
+    outputs, padding, made = first.outputs, first.padding, first.activations.first_nonfinite(subject.model)
+    nan_reach = nan_in_padding(subject, inputs, outputs, made, padding, run)
+    if words := apart_when_repeated(subject, inputs, outputs, evidence.thresholds, run):
+        return replace(evidence, nan_reach=nan_reach, deterministic=False, untried=(words,))
+    leaked = padding_leak(subject, inputs, outputs, evidence, padding, run)
+    evidence = replace(
+        evidence,
+        future=probes.future(subject, inputs, outputs, evidence, padding, run),
+        padding=None if isinstance(leaked, Untried) else leaked,
+        nan_reach=nan_reach,
+    )
+    agreed = agreement(subject, inputs, evidence, padding, run)
+    untried = (f"whether padding leaks was not tried: {leaked.words}",) if isinstance(leaked, Untried) else ()
+    return replace(evidence, batching=agreed.batching, continuation=agreed.continuation, untried=(*untried, *agreed.untried))
 
 
 @dataclass(frozen=True)
@@ -136,6 +151,15 @@ def _layers(model: nn.Module) -> int:
     return sum(_layers(child) for child in model.children())
 
 
+def by_name(subject: Subject, inputs: Inputs) -> Inputs:
+    """The inputs with token ids and their mask by name, also where they were given by position: probes look for the names."""
+    accepted = inspect.signature(subject.model.forward).parameters.values()
+    places = [each.name for each in accepted if each.kind is each.POSITIONAL_OR_KEYWORD][: len(inputs.args)]
+    if not {"input_ids", "attention_mask"} & set(places) or len(places) < len(inputs.args):
+        return inputs
+    return replace(inputs, args=(), kwargs={**dict(zip(places, inputs.args, strict=True)), **inputs.kwargs})
+
+
 def run(subject: Subject, inputs: Inputs) -> Outputs:
     """One forward pass, without caches, and with only the last position of a language model's head.
 
@@ -159,17 +183,8 @@ def run(subject: Subject, inputs: Inputs) -> Outputs:
         raise LoadError(f"{subject.name} could not be run on {inputs.description}: {one_line(error)}{hint}") from error
     final = first_float(returned)
     # Asked for only where there should be one: transformers warns whoever reads the older name, on every model.
-    names = CACHES if kwargs.get("use_cache") else ()
-    cache = next((kept for name in names if (kept := getattr(returned, name, None)) is not None), None)
+    cache = kept_cache(returned) if kwargs.get("use_cache") else None
     return Outputs(final, inner.value if inner.value is not None else final, cache)
-
-
-def padding_mask(inputs: Inputs) -> Tensor | None:
-    """The inputs' own attention mask as bool [batch, tokens], True = real; None where there is none of that form."""
-    mask = inputs.kwargs.get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point():
-        return None
-    return mask.bool()
 
 
 @contextlib.contextmanager

@@ -62,3 +62,22 @@ def first_float(returned: Any) -> Tensor | None:
         return returned if returned.is_floating_point() else None
     parts = returned.values() if isinstance(returned, Mapping) else returned if isinstance(returned, (tuple, list)) else ()
     return next((found for part in parts if (found := first_float(part)) is not None), None)
+
+
+def kept_cache(returned: Any) -> Any:
+    """The cache that a model returned when asked for one: by name, else the one part that can be nothing else; None without."""
+    named = returned if isinstance(returned, Mapping) else {}
+    for name in CACHES:
+        if (found := named.get(name, getattr(returned, name, None))) is not None:
+            return found
+    parts = list(returned.values()) if named else list(returned) if isinstance(returned, (tuple, list)) else []
+    found = [part for part in parts if _is_cache(part)]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_cache(part: Any) -> bool:
+    """An object of transformers' kind, or keys and values by layer; a tensor by layer may be hidden states or weights as well."""
+    if hasattr(part, "get_seq_length"):
+        return True
+    layers = list(part.values()) if isinstance(part, Mapping) else part if isinstance(part, (tuple, list)) else []
+    return len(layers) > 0 and all(isinstance(layer, (tuple, list, Mapping)) and len(layer) > 0 for layer in layers)

@@ -32,6 +32,8 @@ def _both(first: CallEvidence, second: CallEvidence) -> CallEvidence:
         largest_logit=torch.where(higher, second.largest_logit, first.largest_logit),
         largest_logit_centred=torch.where(higher, second.largest_logit_centred, first.largest_logit_centred),
         future_heads=tuple(sorted({*first.future_heads, *second.future_heads})),
+        near_heads=tuple(sorted({*first.near_heads, *second.near_heads})),
+        ahead=max(first.ahead, second.ahead, key=lambda ahead: ahead.pairs),
         sees_padding=first.sees_padding or second.sees_padding,
         masked_rows=first.masked_rows + second.masked_rows,
         real_rows=first.real_rows + second.real_rows,

@@ -1,4 +1,4 @@
-"""Probes: change what should not matter, and look whether the outputs move (later tokens for ATT402, padding for ATT403, 404).
+"""The probe of the future: change later tokens, and look whether earlier outputs move (ATT402); what all probes measure by.
 
 What it must hold: a probe runs only where its answer would mean something; what is put in stands elsewhere in the same input, so
 that it is nothing that the model does not know; a move counts only beyond what rounding explains.
@@ -6,14 +6,14 @@ that it is nothing that the model does not know; a move counts only beyond what 
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attemper.checker.evidence import CallEvidence, Evidence, Leak, NanReach, NonFinite
+from attemper.checker.evidence import CallEvidence, Evidence, Leak
 from attemper.checker.inputs import Inputs
 from attemper.checker.load import Subject
 from attemper.checker.outputs import Outputs
@@ -27,6 +27,29 @@ _NOT_CAUSAL = frozenset({"xlnet", "xlm", "flaubert", "cpmant"})
 
 def causal_claim(model: nn.Module, config: Any, inputs: Inputs, calls: tuple[CallEvidence, ...]) -> str:
     """Why the model is held to be causal, as a clause; "" where nothing says so."""
+    said = _said(model, config, inputs, calls)
+    if said is not None:
+        return said
+    heads, causal, _ = _by_masks(calls)
+    return f"{causal} of its {heads} self-attention heads are" if causal * 2 > heads else ""
+
+
+def nearly_causal(model: nn.Module, config: Any, inputs: Inputs, calls: tuple[CallEvidence, ...]) -> str:
+    """What is amiss with masks that would be causal but for a few pairs, as a clause; "" where something else is known."""
+    heads, causal, nearly = _by_masks(calls)
+    if not causal * 2 <= heads < (causal + nearly) * 2 or _said(model, config, inputs, calls) is not None:
+        return ""
+    seeing = [call for call in _own(calls) if call.near_heads]
+    worst = max(seeing, key=lambda call: call.ahead.pairs)
+    some = "1 pair" if worst.ahead.pairs == 1 else f"{worst.ahead.pairs} pairs"
+    return (
+        f"the mask is causal but for {some} (query {worst.ahead.query} sees key {worst.ahead.key}) in "
+        f"{listed([call.module for call in seeing])}"
+    )
+
+
+def _said(model: nn.Module, config: Any, inputs: Inputs, calls: tuple[CallEvidence, ...]) -> str | None:
+    """Why it is held to be causal by what it or its configuration says; "": it is said not to be; None: nothing is said."""
     if config is not None:
         if getattr(config, "is_causal", None) is False or getattr(config, "use_bidirectional_attention", None):
             return ""
@@ -48,10 +71,18 @@ def causal_claim(model: nn.Module, config: Any, inputs: Inputs, calls: tuple[Cal
         return f"it is a {class_name}"
     if config is not None and sum(word is True for word in says) * 2 > len(says):
         return "most of its attention modules say is_causal"
-    own = [call for call in calls if call.self_attention and call.in_causal_part]
+    return None
+
+
+def _own(calls: tuple[CallEvidence, ...]) -> list[CallEvidence]:
+    return [call for call in calls if call.self_attention and call.in_causal_part]
+
+
+def _by_masks(calls: tuple[CallEvidence, ...]) -> tuple[int, int, int]:
+    """How many self-attention heads there are, how many are causal by their masks, and how many but for a few pairs."""
+    own = _own(calls)
     heads = sum(call.heads for call in own)
-    causal = heads - sum(len(call.future_heads) for call in own)
-    return f"{causal} of its {heads} self-attention heads are" if causal * 2 > heads else ""
+    return heads, heads - sum(len(call.future_heads) for call in own), sum(len(call.near_heads) for call in own)
 
 
 def _decodes(model: nn.Module, inputs: Inputs) -> bool | None:
@@ -70,87 +101,31 @@ def in_causal_part(model: nn.Module, config: Any, module: str) -> bool:
 def future(
     subject: Subject, inputs: Inputs, outputs: Outputs, evidence: Evidence, padding: Tensor | None, run: Run
 ) -> Leak | None:
-    """Change the later half of the tokens; None where the model claims nothing or its inputs cannot be told apart by position."""
-    if not evidence.causal_claim or outputs.hidden is None:
+    """Change the later half of the tokens; None where the model claims nothing or its inputs cannot be told apart by position.
+
+    Where masks show later keys and that half moved nothing, the tokens from the first such key on are changed.
+    """
+    if not (evidence.causal_claim or evidence.nearly_causal) or outputs.hidden is None:
         return None
-    sequence = _sequence(inputs, _length(inputs, evidence.calls))
+    length = _length(inputs, evidence.calls)
+    sequence = _sequence(inputs, length)
     if sequence is None or sequence.dim >= outputs.hidden.dim() or outputs.hidden.shape[sequence.dim] != sequence.length:
         return None
-    start = sequence.length // 2
-    later = torch.arange(sequence.length, device=sequence.value.device) >= start
-    changed = sequence.with_value(inputs, _replaced(sequence.value, sequence.dim, start))
-    if changed is None:
-        return None
-    after = run(subject, changed).hidden
-    how_far = moved(outputs.hidden, after, sequence.dim)
-    counts = ~later.unsqueeze(0).expand(how_far.shape).to(how_far.device)
-    if padding is not None and padding.shape == how_far.shape:
-        counts = counts & padding
-    return leak(how_far, counts, outputs.hidden, start, evidence.thresholds)
-
-
-def padding(
-    subject: Subject, inputs: Inputs, outputs: Outputs, evidence: Evidence, padding: Tensor | None, run: Run
-) -> Leak | None:
-    """Change what is embedded at padded positions; None where nothing is padded, or no attention call shows padded keys."""
-    if padding is None or bool(padding.all()) or outputs.hidden is None:
-        return None
-    if not any(call.sees_padding for call in evidence.calls) or hasattr(subject.config, "expert_capacity"):
-        return None
-    after = _embedded_otherwise(subject, inputs, padding, run, lambda embedded: embedded.flip(1))
-    if after is None:
-        return None
-    how_far = moved(outputs.hidden, after, 1)
-    real = padding if padding.shape == how_far.shape else torch.ones_like(how_far, dtype=torch.bool)
-    return leak(how_far, real, outputs.hidden, int((~padding).any(0).int().argmax()), evidence.thresholds)
-
-
-def nan_in_padding(
-    subject: Subject, inputs: Inputs, outputs: Outputs, made: NonFinite | None, padding: Tensor | None, run: Run
-) -> NanReach | None:
-    """Put NaN into the embedding of padding, and see whether real tokens get it.
-
-    Only where the model makes NaN at padded positions itself: 0·NaN is NaN in every kernel that multiplies hidden weights, so
-    without one the answer would say nothing of the model.
-
-    Args:
-        made: the first NaN or infinity of the run, none of which reached a real token; None: there was none.
-    """
-    hidden = outputs.hidden
-    if padding is None or bool(padding.all()) or hidden is None or hidden.shape[:2] != padding.shape:
-        return None
-    at_padding = int((hidden.isnan().flatten(2).any(-1) & ~padding).sum())
-    if not at_padding and (made is None or made.kind != "NaN"):
-        return None
-    after = _embedded_otherwise(subject, inputs, padding, run, lambda embedded: torch.full_like(embedded, torch.nan))
-    if after is None or after.shape != hidden.shape:
-        return None
-    reached = after.isnan().flatten(2).any(-1) & padding
-    return NanReach("" if made is None else made.module, at_padding, int(reached.sum()), int(padding.sum()))
-
-
-def _embedded_otherwise(
-    subject: Subject, inputs: Inputs, padding: Tensor, run: Run, change: Callable[[Tensor], Tensor]
-) -> Tensor | None:
-    """The hidden states with something else embedded at padded positions; None where the embedding could not be reached."""
-    embed = _reading(subject.model, inputs)
-    if embed is None:
-        return None
-    done = False
-
-    def disturb(_module: nn.Module, _args: Any, output: Any) -> Any:
-        nonlocal done
-        if done or not isinstance(output, Tensor) or output.shape[:2] != padding.shape:
-            return None
-        done = True
-        return torch.where(padding.unsqueeze(-1), output, change(output))
-
-    handle = embed.register_forward_hook(disturb)
-    try:
-        after = run(subject, inputs).hidden
-    finally:
-        handle.remove()
-    return after if done else None
+    shown = [call.ahead.key for call in _own(evidence.calls) if 0 < call.ahead.key < length]
+    found = None
+    for start in (sequence.length // 2, *dict.fromkeys(shown)):
+        changed = sequence.with_value(inputs, _replaced(sequence.value, sequence.dim, start))
+        if changed is None:
+            continue
+        how_far = moved(outputs.hidden, run(subject, changed).hidden, sequence.dim)
+        counts = (torch.arange(sequence.length, device=how_far.device) < start).unsqueeze(0).expand(how_far.shape)
+        if padding is not None and padding.shape == how_far.shape:
+            counts = counts & padding
+        leaked = leak(how_far, counts, outputs.hidden, start, evidence.thresholds)
+        if leaked is not None and leaked.leaks:
+            return leaked
+        found = found or leaked
+    return found
 
 
 @dataclass(frozen=True)
@@ -229,21 +204,7 @@ def leak(moved: Tensor, counts: Tensor, before: Tensor, changed: int, limits: Th
     return Leak(float(shown.max()), allowed, int(beyond.sum()), first, changed)
 
 
-def _reading(model: nn.Module, inputs: Inputs) -> nn.Module | None:
-    """What embeds the tokens that the inputs' mask is about: in an encoder-decoder the encoder's own, where it has one.
-
-    The model's may be there for its weights alone, shared with the encoder's and the decoder's, and never run.
-    """
-    inner = getattr(model, "get_encoder", None)
-    encoder = inner() if callable(inner) and "decoder_input_ids" in inputs.kwargs else None
-    return (embedding(encoder) if isinstance(encoder, nn.Module) else None) or embedding(model)
-
-
-def embedding(model: nn.Module) -> nn.Module | None:
-    """The module that embeds the model's tokens, None where it has none or does not say."""
-    getter = getattr(model, "get_input_embeddings", None)
-    try:
-        found = getter() if callable(getter) else None
-    except (AttributeError, NotImplementedError):
-        return None
-    return found if isinstance(found, nn.Module) else None
+def listed(modules: Sequence[str], most: int = 3) -> str:
+    """Names of modules with commas, the first few."""
+    names = list(dict.fromkeys(modules))
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

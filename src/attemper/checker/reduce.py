@@ -8,11 +8,11 @@ from torch import Tensor
 
 from attemper.capture.record import AttentionCall
 from attemper.checker.backend import Shown, measure_output
-from attemper.checker.evidence import CallEvidence, KeyShare, Misread
+from attemper.checker.evidence import Ahead, CallEvidence, KeyShare, Misread
 from attemper.checker.orders import Measured, read_orders, run_orders
 from attemper.checker.scale_measured import measure_call
 from attemper.checker.thresholds import DEFAULTS, Thresholds
-from attemper.checker.visibility import is_self_attention, sees_future, sees_padding
+from attemper.checker.visibility import is_self_attention, looks_ahead, sees_future, sees_padding
 from attemper.stats import HeadStats
 
 
@@ -70,6 +70,7 @@ def reduce_call(call: AttentionCall, padding: Tensor | None, limits: Thresholds 
         "masked_rows": _by_head(real.unsqueeze(-2) & (rows.count == 0) & (call.seam != "eager" or whole)).sum(-1),
         "real_rows": real.sum(),
         "sees_future": sees_future(call, real) if is_self_attention(call) else no.expand(call.query.shape[1]),
+        **_ahead(call, real),
         "sees_padding": sees_padding(call, real, stated) if stated is not None else no,
     }
     place = {
@@ -113,6 +114,8 @@ def read_back(reduced: Reduced, *, in_causal_part: bool) -> CallEvidence:
         scale=scale.detach().cpu() if isinstance(scale, Tensor) else scale,
         in_causal_part=in_causal_part,
         future_heads=tuple(torch.nonzero(figures["sees_future"]).flatten().tolist()),
+        near_heads=tuple(torch.nonzero(figures["near"]).flatten().tolist()) if "near" in figures else (),
+        ahead=Ahead(*(int(figures[name]) for name in ("pairs", "query", "key"))) if "near" in figures else Ahead(),
         sees_padding=bool(figures["sees_padding"]),
         masked_rows=figures["masked_rows"],
         real_rows=int(figures["real_rows"]),
@@ -165,6 +168,10 @@ def _previous(argmax: Tensor, several: Tensor, own: bool) -> dict[str, Tensor]:
         "previous": _by_head(behind & (argmax == position - 1)).sum(-1),
         "behind_first": _by_head(behind).sum(-1),
     }
+
+
+def _ahead(call: AttentionCall, real: Tensor) -> dict[str, Tensor]:
+    return looks_ahead(call, real) if is_self_attention(call) else {}
 
 
 def _by_head(values: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from attemper.checker.narrow import narrow_findings
 from attemper.checker.numeric_range import range_findings
 from attemper.checker.options import Options, Progress, one_line, untold
 from attemper.checker.orders import own_order
-from attemper.checker.probes import embedding
+from attemper.checker.padding import embedding
 from attemper.checker.scale import effective, learned_notes, position_notes, scale_findings
 from attemper.checker.selection import Codes, Selection
 from attemper.checker.thresholds import THRESHOLDS, Thresholds
@@ -199,6 +199,8 @@ def _notes(evidence: Evidence) -> list[str]:
     by_position = [call.module for call in evidence.calls if isinstance(call.scale, Tensor) and call.scale.dim() > 1]
     if by_position:
         notes.append(f"the scale differs by position in {len(by_position)} calls, such as {by_position[0]}")
+    if evidence.nearly_causal or not evidence.deterministic:
+        return [*notes, *evidence.untried]
     if not evidence.causal_claim and evidence.calls:
         notes.append("nothing says that it is causal, so whether it sees the future was not tried")
     elif evidence.causal_claim and evidence.future is None and evidence.nonfinite is None:

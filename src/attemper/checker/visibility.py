@@ -27,6 +27,66 @@ def sees_future(call: AttentionCall, real: Tensor) -> Tensor:
     return (_visible(call) & later & _pairs(real, real)).any(-1).any(-1).any(0).expand(call.query.shape[1])
 
 
+def looks_ahead(call: AttentionCall, real: Tensor) -> dict[str, Tensor]:
+    """Of a self-attention call that shows later keys: which heads are causal but for a few pairs, and which pairs.
+
+    A mask is causal but for a few pairs where real queries see at most one later key each on average, and four times as many
+    earlier ones, and where that is no design by blocks (prefixes, chunks, images): in blocks, a query that sees a later key sees
+    all that this key's own query sees. One single pair is a block of two; it counts unless it is the first two tokens (a prefix).
+
+    Args:
+        real: bool [batch, tokens].
+
+    Returns:
+        "near": bool [heads]; "pairs", "query" and "key": int64 without dimension, as in `Ahead`.
+    """
+    heads, length = call.query.shape[1], call.query.shape[-2]
+    nothing = torch.zeros((), dtype=torch.int64, device=real.device)
+    empty = {"near": torch.zeros(heads, dtype=torch.bool), "pairs": nothing, "query": nothing - 1, "key": nothing - 1}
+    if call.is_causal or (call.window is not None and call.window[1] == 0):
+        return empty
+    visible = _visible(call).expand(-1, -1, length, length)
+    if call.window is not None:
+        distance = torch.arange(length, device=real.device) - torch.arange(length, device=real.device).unsqueeze(-1)
+        left, right = call.window
+        visible = (
+            visible & (distance >= (-length if left is None else -left)) & (distance <= (length if right is None else right))
+        )
+    near, pairs, first = [], [], []
+    for head in range(visible.shape[1]):  # one by one: a mask for each head, as a bias makes it, is as large as all logits
+        seen = visible[:, head] & _pairs(real, real)[:, 0]
+        later = seen.triu(1)
+        near.append(_is_near(seen, later, real))
+        distinct = later.any(0).flatten()
+        pairs.append(distinct.sum())
+        first.append(distinct.int().argmax())
+    counts = torch.stack(pairs)
+    most, worst = counts.max(0)
+    place = torch.stack(first)[worst]
+    return {
+        "near": torch.stack(near).expand(heads),
+        "pairs": most,
+        "query": torch.where(most > 0, place // length, -1),
+        "key": torch.where(most > 0, place % length, -1),
+    }
+
+
+def _is_near(seen: Tensor, later: Tensor, real: Tensor) -> Tensor:
+    """Whether a mask is causal but for a few pairs; seen, later: bool [batch, queries, keys]."""
+    ahead, behind = later.sum(), seen.tril(-1).sum()
+    few = (ahead > 0) & (ahead <= real.sum()) & (4 * ahead <= behind)
+    if not bool(few):  # the rest is dear, and nearly every mask ends here
+        return few
+    length = later.shape[-1]
+    row = torch.arange(length, device=later.device)
+    furthest = torch.where(later.any(-1), length - 1 - later.flip(-1).int().argmax(-1), row)
+    reached = seen.gather(1, furthest.unsqueeze(-1).expand_as(seen))
+    by_blocks = ~(reached & ~seen).any()
+    at_start = (later.any(-1) & (row == real.int().argmax(-1, keepdim=True))).any()
+    single = (later.sum((-1, -2)) <= 1).all() & ~at_start
+    return ~by_blocks | single
+
+
 def sees_padding(call: AttentionCall, real: Tensor, stated: Tensor) -> Tensor:
     """Whether some real query may look at a padded key (a bool without dimension).
 

@@ -26,8 +26,9 @@ from attemper.checker.comparing.sides import load_two
 from attemper.checker.comparing.verdict import Comparison
 from attemper.checker.inputs import Inputs, prepare
 from attemper.checker.load import Subject
-from attemper.checker.measure import dtype_name, evaluating, padding_mask, run
+from attemper.checker.measure import dtype_name, evaluating, run
 from attemper.checker.options import Options, Progress, one_line, untold
+from attemper.checker.padding import padding_mask
 from attemper.errors import LoadError
 
 

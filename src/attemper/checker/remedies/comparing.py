@@ -10,7 +10,8 @@ from torch import Tensor
 from attemper.checker import made_up
 from attemper.checker.inputs import Inputs
 from attemper.checker.load import Subject
-from attemper.checker.measure import evaluating, padding_mask, run
+from attemper.checker.measure import evaluating, run
+from attemper.checker.padding import padding_mask
 from attemper.checker.remedies.records import OutputChange
 from attemper.errors import LoadError
 

@@ -201,3 +201,11 @@ class Cached(nn.Module):
 def yarn_mscale(factor: float) -> float:
     """0.1·ln(factor) + 1."""
     return 0.1 * math.log(factor) + 1
+
+
+class WithoutQueries(nn.Module):
+    """A call whose queries are none, and one that has some."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        F.scaled_dot_product_attention(x[:, :, :0], x, x)
+        return F.scaled_dot_product_attention(x, x, x)

@@ -24,7 +24,7 @@ class Whispering(Language):
     """Draws noise a little below what the probes allow for: of more draws one would be above."""
 
     def after(self, x: Tensor, real: Tensor | None) -> Tensor:
-        return super().after(x, real) + 3e-4 * torch.rand(x.shape[1], 1)
+        return super().after(x, real) + 9e-4 * torch.rand(x.shape[1], 1)
 
 
 @pytest.mark.parametrize("kind", [Noisy, Whispering])

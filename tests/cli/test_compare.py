@@ -21,7 +21,7 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_with_itself(capsys: Capture, llama_folder: Path) -> None:
     code, out, err = run(capsys, "compare", str(llama_folder), str(llama_folder))
     assert (code, err) == (0, "")
-    assert "Alike: 3 pairs of attention calls, and no difference at all." in out
+    assert "Attention is alike: 3 pairs of calls, and no difference at all, nor in the outputs." in out
     assert "the built-in passage, its own tokenizer" in out
 
 

@@ -4,7 +4,7 @@ What it must hold: what is put in stands elsewhere in the same input, so that it
 put where the model reads its tokens, behind what it makes of their ids (masks, positions); what could not be tried is told.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,7 +128,7 @@ def _read_otherwise(
 
 
 def _embedded_otherwise(
-    modules: list[nn.Module],
+    modules: Sequence[nn.Module],
     ids: Tensor | None,
     subject: Subject,
     inputs: Inputs,

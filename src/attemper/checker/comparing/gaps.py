@@ -94,11 +94,11 @@ def measure(a: View, b: View, real: Tensor, *, one_rule: bool = False) -> Gaps:
         pairs = pairs + _count(both)
         only_a = only_a + _count(one.visible & ~two.visible & counted)
         only_b = only_b + _count(two.visible & ~one.visible & counted)
-        apart = torch.where(both, _subtract(two.logits, one.logits), 0.0)
+        apart = torch.where(both, subtract(two.logits, one.logits), 0.0)
         common = apart.sum(-1, keepdim=True) / both.sum(-1, keepdim=True).clamp(min=1)
         logits = torch.maximum(logits, _largest(apart if felt else torch.where(both, apart - common, 0.0).nan_to_num(torch.inf)))
-        own = torch.maximum(own, _largest(torch.where(both, _subtract(two.logits, three.logits), 0.0)))
-        inherited = torch.maximum(inherited, _largest(torch.where(both, _subtract(three.logits, one.logits), 0.0)))
+        own = torch.maximum(own, _largest(torch.where(both, subtract(two.logits, three.logits), 0.0)))
+        inherited = torch.maximum(inherited, _largest(torch.where(both, subtract(three.logits, one.logits), 0.0)))
         magnitude = torch.maximum(
             magnitude, _largest(torch.where(both, _finite(torch.maximum(a.magnitude(rows), b.magnitude(rows))), 0.0))
         )
@@ -158,7 +158,7 @@ def coarser(a: View, b: View) -> float:
     return max(unit_roundoff(a.call.query.dtype), unit_roundoff(b.call.query.dtype))
 
 
-def _subtract(b: Tensor, a: Tensor) -> Tensor:
+def subtract(b: Tensor, a: Tensor) -> Tensor:
     """b − a, 0 where both are the same infinity or both NaN, infinite where one of them is not finite."""
     apart = b - a
     if bool(torch.isfinite(apart).all()):
@@ -184,7 +184,7 @@ def _count(pairs: Tensor) -> Tensor:
 def _gap(a: Tensor, b: Tensor, counted: Tensor) -> Tensor:
     if a.shape != b.shape:
         return a.new_full((a.shape[1],), torch.inf)
-    return _largest(torch.where(counted, _subtract(b, a), 0.0))
+    return _largest(torch.where(counted, subtract(b, a), 0.0))
 
 
 def _size(counted: Tensor, *tensors: Tensor) -> float:

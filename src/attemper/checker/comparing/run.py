@@ -16,11 +16,12 @@ from attemper.capture import AttentionCall, Unseen, capture
 from attemper.checker import probes
 from attemper.checker.applying.applied import Applied, applied, output_bound, unit_roundoff
 from attemper.checker.applying.logits import View
+from attemper.checker.comparing.behind import kept, output_gaps, parting_behind
 from attemper.checker.comparing.explain import Side, explain
 from attemper.checker.comparing.gaps import Allowance, Gaps, allowance, coarser, measure
 from attemper.checker.comparing.kept import brought, copied
 from attemper.checker.comparing.pairing import Sequence, key_of, sequence, shape_of
-from attemper.checker.comparing.records import PairRow, Parting
+from attemper.checker.comparing.records import OutputGap, PairRow, Parting
 from attemper.checker.comparing.rounding import DRAWS, rounded_anew
 from attemper.checker.comparing.sides import load_two
 from attemper.checker.comparing.verdict import Comparison
@@ -28,6 +29,7 @@ from attemper.checker.inputs import Inputs, prepare
 from attemper.checker.load import Subject
 from attemper.checker.measure import dtype_name, evaluating, run
 from attemper.checker.options import Options, Progress, one_line, untold
+from attemper.checker.outputs import Outputs
 from attemper.checker.padding import padding_mask
 from attemper.errors import LoadError
 
@@ -84,11 +86,12 @@ class _Ran:
     subject: Subject
     inputs: Inputs
     unseen: tuple[Unseen, ...] = ()
+    outputs: Outputs = field(default_factory=lambda: Outputs(None, None))  # of the last run
 
     def watch(self, observer: Callable[[AttentionCall], None]) -> None:
         model = self.subject.model
         with evaluating(model), torch.no_grad(), capture(model, observer, follow_projections=True) as seen:
-            run(self.subject, self.inputs)
+            self.outputs = kept(run(self.subject, self.inputs))
         self.unseen = seen.unseen()
 
 
@@ -112,6 +115,7 @@ class _Comparing:
     b: _Ran
     rows: dict[int, PairRow] = field(default_factory=dict)
     apart: _Apart | None = None
+    drawn: list[Outputs] = field(default_factory=list)
     broken: str = ""
     notes: list[str] = field(default_factory=list)
 
@@ -121,10 +125,13 @@ class _Comparing:
         tell(f"running {first.subject.name}")
         calls: list[AttentionCall] = []
         first.watch(lambda call: calls.append(copied(call, calls[-1].attn_mask if calls else None)))
+        self.drawn = [first.outputs]
         peers: list[list[Gaps]] = [[] for _ in calls]
         for draw in range(DRAWS):
             tell(f"running it with its roundings drawn anew, {draw + 1} of {DRAWS}")
             self._draw(first, calls, peers, draw)
+            self.drawn.append(first.outputs)
+        first.outputs = self.drawn[0]
         tell(f"running {second.subject.name}")
         pairs = sequence(calls, second.subject.model)
         met: list[int] = []
@@ -211,6 +218,10 @@ class _Comparing:
             parting = Parting(len(order), (), "sequence", None, self.broken)
         elif self.broken:
             self.notes.append(f"the sequences of calls differ as well: {self.broken}")
+        outputs = self._outputs() if order else ()
+        if parting is None and outputs:
+            models = self.a.subject.model, self.b.subject.model
+            parting = parting_behind(outputs, len(order), self.rows[order[-1]].a, *models)
         return Comparison(
             a=self.a.subject.name,
             b=self.b.subject.name,
@@ -220,7 +231,13 @@ class _Comparing:
             parting=parting,
             unseen=tuple(dict.fromkeys((each.module, each.reason) for ran in (self.a, self.b) for each in ran.unseen)),
             notes=tuple(dict.fromkeys((*self.a.subject.notes, *self.b.subject.notes, *self.a.inputs.notes, *self.notes))),
+            outputs=outputs,
         )
+
+    def _outputs(self) -> tuple[OutputGap, ...]:
+        padding = None if getattr(self.a.subject.config, "is_encoder_decoder", False) else padding_mask(self.a.inputs)
+        roundoff = max(_roundoff(self.a.subject), _roundoff(self.b.subject))
+        return output_gaps(self.a.outputs, self.b.outputs, self.drawn, padding, roundoff)
 
 
 def _allowed(a: View, b: View, gaps: Gaps, peers: list[Gaps], real: Tensor) -> Allowance:
@@ -248,6 +265,7 @@ def _row(a: AttentionCall, b: AttentionCall, one: View, gaps: Gaps, allowed: All
         widths=(a.query.shape[-1], b.query.shape[-1]),
         value_widths=value_widths,
         parts=parts,
+        pairs=int(gaps.pairs.sum()),
     )
 
 

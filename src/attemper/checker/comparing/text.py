@@ -1,5 +1,6 @@
 """A comparison as plain text: what was compared, a row for each pair of calls, and the verdict."""
 
+import math
 import textwrap
 
 from attemper.checker.comparing.records import Outcome, PairRow
@@ -59,7 +60,7 @@ def _cells(row: PairRow) -> list[str]:
     return [
         place,
         str(row.heads),
-        f"{row.factor:.6f}",
+        _factor(row),
         _small(row.inherited),
         _small(row.own),
         _small(row.logits),
@@ -68,6 +69,12 @@ def _cells(row: PairRow) -> list[str]:
         _output(row),
         "<-" if row.parts else "",
     ]
+
+
+def _factor(row: PairRow) -> str:
+    if not math.isnan(row.factor):
+        return f"{row.factor:.6f}"
+    return "all are 0" if row.pairs else "no pairs"
 
 
 def _output(row: PairRow) -> str:
@@ -82,12 +89,14 @@ def _verdict(comparison: Outcome) -> str:
         if not rows:
             return "Nothing to compare: no attention call was seen."
         if comparison.equal:
-            return f"Alike: {len(rows)} pairs of attention calls, and no difference at all."
+            return _wrapped(
+                f"Attention is alike: {len(rows)} pairs of calls, and no difference at all{_outputs(comparison)}.", ""
+            )
         top = max(rows, key=lambda row: row.share)
         words = (
-            f"Alike: {len(rows)} pairs of attention calls differ by rounding alone; at most {top.share:.0%} of what it "
+            f"Attention is alike: {len(rows)} pairs of calls differ by rounding alone; at most {top.share:.0%} of what it "
             f"explains is used, in {_place(top)}. The difference of the logits goes from "
-            f"{_small(rows[0].logits)} in the first call to {_small(rows[-1].logits)} in the last."
+            f"{_small(rows[0].logits)} in the first call to {_small(rows[-1].logits)} in the last{_outputs(comparison)}."
         )
         return _wrapped(words, "")
     where = "after the last pair of calls" if rows else "before any pair of calls"
@@ -108,6 +117,16 @@ def _verdict(comparison: Outcome) -> str:
     ]
     lines += [_wrapped(f"also: {safe(_sentence(each))}", "  ") for each in parting.also]
     return "\n".join(lines)
+
+
+def _outputs(comparison: Outcome) -> str:
+    """What is said of the outputs where they do not part."""
+    if not comparison.outputs:
+        return "; the outputs were not compared, as there are none of one shape"
+    if comparison.equal:
+        return ", nor in the outputs"
+    gap = comparison.outputs[-1]
+    return f"; the outputs differ by {_small(gap.difference)} at most (rounding explains {_small(gap.allowed)})"
 
 
 def _place(row: PairRow) -> str:

@@ -105,6 +105,33 @@ class TestCheck:
         assert json.loads(out)["model"] == "chatty:make"
         assert err == "hello\n"
 
+    def test_nor_what_its_children_and_its_libraries_write(self, tmp_path: Path) -> None:
+        """Past Python's own stdout: a child process, the descriptor, and C's buffer, which waits until the process ends."""
+        (tmp_path / "loud.py").write_text(
+            "import ctypes, os, sys, attemper.examples\n"
+            "def make():\n"
+            "    os.system('echo from a child')\n"
+            "    os.write(1, b'from the descriptor\\n')\n"
+            "    ctypes.CDLL(None).puts(b'from C')\n"
+            "    print('from the real stdout', file=sys.__stdout__)\n"
+            "    return attemper.examples.scaled()\n"
+            "def fail():\n"
+            "    os.system('echo from a child')\n"
+            "    raise ValueError\n"
+        )
+        for factory, code in (("make", 0), ("fail", 2)):
+            command = [sys.executable, "-m", "attemper", "check", f"loud:{factory}", "--output-format", "json"]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode == code
+            assert "from a child" in done.stderr
+            assert json.loads(done.stdout)["schema"] if factory == "make" else done.stdout == ""
+            assert all(words in done.stderr for words in ("descriptor", "from C", "real stdout") if factory == "make")
+
+    def test_the_descriptor_is_given_back(self, capfd: Capture) -> None:
+        assert main(["check", "builtins:list"]) == 2
+        os.write(1, b"mine again")
+        assert capfd.readouterr().out == "mine again"
+
     def test_the_current_directory_is_importable_and_no_longer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         before = list(sys.path)
@@ -218,9 +245,9 @@ class TestRefusals:
         "arguments", [("check", "--dtype", "int4"), ("check", "--fail-on", "sometimes"), ("check", "--what"), ("nonsense",)]
     )
     def test_usage(self, capsys: Capture, arguments: tuple[str, ...]) -> None:
-        code, out, err = run(capsys, *arguments)
-        assert (code, out) == (2, "")
-        assert arguments[-1] in err
+        line = could_not_run(capsys, *arguments)
+        assert arguments[-1] in line
+        assert line.endswith(f"; see attemper{' check' if arguments[0] == 'check' else ''} --help\n")
 
     def test_folders(self, capsys: Capture, tmp_path: Path) -> None:
         could_not_run(capsys, "check", str(tmp_path))
@@ -322,15 +349,16 @@ class TestStreams:
         process.stderr.close()
         assert process.wait() == 0
 
-    @pytest.mark.parametrize(("closing", "code"), [(">&-", 1), ("2>&- >&-", 1), (">/dev/full", 2)])
-    def test_a_stream_that_cannot_be_written(self, closing: str, code: int) -> None:
+    @pytest.mark.parametrize(("closing", "lines"), [(">&-", 1), ("2>&- >&-", 0), ("2>&-", 0), (">/dev/full", 1)])
+    @pytest.mark.parametrize("command", ["check", "rule"])
+    def test_a_stream_that_cannot_be_written(self, command: str, closing: str, lines: int) -> None:
         if "/dev/full" in closing and not Path("/dev/full").exists():
             pytest.skip("no /dev/full here")
         done = subprocess.run(
-            ["sh", "-c", f'"{sys.executable}" -m attemper check {closing}'], capture_output=True, text=True, check=False
+            ["sh", "-c", f'"{sys.executable}" -m attemper {command} {closing}'], capture_output=True, text=True, check=False
         )
-        assert done.returncode == code
-        assert done.stderr.count("\n") == (code == 2)
+        assert done.returncode == (2 if ">&-" in closing.split() or "full" in closing else command == "check")
+        assert done.stderr.count("\n") == lines
         assert "Traceback" not in done.stderr
 
     def test_a_fault_of_our_own_is_not_a_finding(self, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,3 +192,14 @@ def test_a_flag_is_named_as_it_is_written(flags: dict[str, Any], words: str) -> 
 def test_the_choices_of_flags_are_those_of_the_library() -> None:
     assert get_args(FailOn) == tuple(map(str, FAIL_ON))
     assert get_args(Dtype) == DTYPES
+
+
+def test_a_limit_on_memory_is_passed_over_for_what_is_built_already(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "attemper.toml").write_text('max-memory = "64GB"')
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "attemper.examples:scaled"]) == 0
+    capsys.readouterr()
+    assert main(["check", "attemper.examples:scaled", "--max-memory", "64GB"]) == 2
+    assert "--max-memory: attemper.examples:scaled is built already" in capsys.readouterr().err

@@ -24,8 +24,9 @@ def test_of_a_factory_it_lists_what_check_proposes(capsys: Capture, tmp_path: Pa
     assert (code, err) == (0, "")
     assert "would be changed" in out
     assert "(float32): multiplied by 0.125, rounded by up to 0.0e+00 of a number" in " ".join(out.split())
-    refused = could_not_run(capsys, "fix", "attemper.examples:unscaled", "--fold", "0.125:1", "--out", str(tmp_path / "o"))
-    assert "what a factory builds has no checkpoint to write; look with --dry-run" in refused
+    for picked in (("--fold", "0.125:1", "--out", str(tmp_path / "o")), ("--clip",)):
+        refused = could_not_run(capsys, "fix", "attemper.examples:unscaled", *picked)
+        assert "what a factory builds has no checkpoint to write; look with --dry-run" in refused
 
 
 def test_it_writes_and_says_what(capsys: Capture, llama_folder: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_a_place_that_cannot_be_written_is_refused_first(capsys: pytest.CaptureF
         assert main(["check", "attemper.examples:scaled", "--html", str(given)]) == 2
         out, err = capsys.readouterr()
         assert out == ""
-        assert err.startswith("attemper: html: ")
+        assert err.startswith("attemper: --html: ")
         assert words in err
 
 

@@ -97,6 +97,36 @@ class TestOutput:
         assert (code, out) == (2, "")
         assert words in err
 
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (("--output", "r.json", "--write-baseline", "r.json"), "--write-baseline: got r.json; expected another file"),
+            (("--output", "r.json", "--output", "./r.json"), "--output: got r.json; expected another file than --output r.json"),
+            (("--output", "r.json", "--output", "link.json"), "--output: got link.json; expected another file"),
+            (("--write-baseline", "r.json", "--html", "r.json"), "--html: got r.json; expected another file"),
+            (("--html", "-"), "--html: got '-', which many commands read as stdout"),
+            (("--write-baseline", "-"), "--write-baseline: got '-'"),
+        ],
+    )
+    def test_two_results_of_one_file_are_refused_before_the_model_runs(
+        self, capsys: Capture, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], words: str
+    ) -> None:
+        monkeypatch.setattr("attemper.cli.check.check", lambda *_given, **_options: pytest.fail("it ran"))
+        Path("link.json").symlink_to("r.json")
+        code, out, err = run(capsys, "check", EXAMPLE, *options)
+        assert (code, out) == (2, "")
+        assert words in err
+        assert err.count("\n") == 1
+        assert not Path("r.json").exists()
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+    @pytest.mark.parametrize("option", ["--html", "--write-baseline"])
+    def test_a_file_that_is_full_is_named(self, capsys: Capture, option: str) -> None:
+        code, out, err = run(capsys, "check", EXAMPLE, option, "/dev/full")
+        assert (code, out) == (2, "")
+        assert "/dev/full" in err
+        assert err.count("\n") == 1
+
     def test_a_model_below_here_is_a_place_for_annotations(self, capsys: Capture, llama_folder: Path, tmp_path: Path) -> None:
         (tmp_path / "models").mkdir()
         (tmp_path / "models" / "a model").symlink_to(llama_folder)

@@ -59,7 +59,7 @@ def load(model: "str | os.PathLike[str] | nn.Module | None", options: Options) -
     path = path_of(model)
     if path.exists():
         return _from_folder(path, str(path), options)
-    if ":" in model and not model.startswith((".", "/", "~")):
+    if names_factory(model):
         return _from_factory(model, options)
     if _HUB_ID.fullmatch(model):
         from attemper.checker.pretrained import fetch
@@ -67,6 +67,13 @@ def load(model: "str | os.PathLike[str] | nn.Module | None", options: Options) -
         folder = fetch(model, options)
         return _from_folder(folder, f"{model}@{folder.name[:12]}", options)
     raise LoadError(f"{model}: no such folder; expected a folder, a Hub id such as org/name, or package.module:factory")
+
+
+def names_factory(model: "str | os.PathLike[str] | None") -> bool:
+    """Whether this is package.module:factory, and no folder of that name; without a name it is the example's."""
+    if model is None or not isinstance(model, str):
+        return model is None
+    return ":" in model and not model.startswith((".", "/", "~")) and not path_of(model).exists()
 
 
 def import_callable(spec: str, what: str) -> Callable[..., Any]:

@@ -5,9 +5,10 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.exceptions import TyperException
 
 from attemper.cli import COULD_NOT_RUN, INTERRUPTED, check, compare, fix, info, report, rule, top
 from attemper.cli.output import close_stdout, say
@@ -36,19 +37,25 @@ app.command("info", short_help="Print versions, kernels and extras, for a bug re
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code; an error that attemper raises on purpose becomes one line."""
+    closed = sys.stdout is None
     _make_writable()
+    if closed:
+        _complain("stdout is closed, so that no result can be written; expected it open (/dev/null drops what is written)")
+        return COULD_NOT_RUN
     try:
-        app(args=list(arguments), prog_name="attemper")
+        code = app(args=list(arguments), prog_name="attemper", standalone_mode=False)
     except SystemExit as end:
-        if end.code == INTERRUPTED:  # what typer makes of KeyboardInterrupt, without a word
-            _complain("interrupted")
         return end.code if isinstance(end.code, int) else 0 if end.code is None else COULD_NOT_RUN
+    except TyperException as error:
+        _complain_of_usage(error)
+        return COULD_NOT_RUN
     except AttemperError as error:
         _complain(str(error))
         return COULD_NOT_RUN
     except OSError as error:
         _complain(f"could not read or write: {error}")
-        close_stdout()
+        if error.filename is None:  # it may be stdout's, which the interpreter would write to once more when it ends
+            close_stdout()
         return COULD_NOT_RUN
     except KeyboardInterrupt:
         _complain("interrupted")
@@ -57,7 +64,9 @@ def run(arguments: Sequence[str]) -> int:
         traceback.print_exc()
         _complain("this is a fault in attemper itself; please report it with the lines above and the output of `attemper info`")
         return COULD_NOT_RUN
-    return 0
+    if code == INTERRUPTED:  # what typer makes of KeyboardInterrupt, without a word
+        _complain("interrupted")
+    return code or 0
 
 
 @app.callback(invoke_without_command=True)
@@ -73,6 +82,15 @@ def _root(
 
 def _complain(message: str) -> None:
     sys.stderr.write(f"attemper: {safe(' '.join(message.split()))}\n")
+
+
+def _complain_of_usage(error: Any) -> None:
+    message = error.format_message()
+    if "\n" in message:  # the help, for a command without arguments
+        sys.stderr.write(f"{message}\n")
+        return
+    command = error.ctx.command_path if getattr(error, "ctx", None) is not None else "attemper"
+    _complain(f"{message.rstrip('.')}; see {command} --help")
 
 
 def _make_writable() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from attemper.checker import RULES, check
+from attemper.checker.load import names_factory
 from attemper.checker.selection import Selection, layer_ignores
 from attemper.checker.thresholds import THRESHOLDS, Thresholds
 from attemper.cli.config import Format, Settings, settings, shown
@@ -16,7 +17,7 @@ from attemper.cli.rendering import FILE_FORMATS, Rendering, format_of
 from attemper.errors import ArgumentError
 from attemper.report import Report, baseline
 from attemper.report.explanations import Section, explained
-from attemper.report.files import check_writable, write_whole
+from attemper.report.files import check_distinct, check_writable, write_whole
 
 FailOn = Literal["error", "warning", "info", "never"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -185,9 +186,12 @@ def command(
             "--output-format text beside it: the text report is what it explains",
         )
     files = {Path(name): format_of(name) for name in output or ()}
-    for path in (*files, *((Path(write_baseline),) if write_baseline else ())):
-        check_writable(path, "--write-baseline" if str(path) == write_baseline else "--output")
+    named = [("--output", Path(name)) for name in output or ()]
+    named += [("--write-baseline", Path(write_baseline))] if write_baseline else []
+    for option, path in named:
+        check_writable(path, option)
     write_page = page_writer(html)
+    check_distinct([*named, *([("--html", html)] if html else [])])
     known = baseline.read(Path(force["baseline"])) if force["baseline"] else None
 
     report = _checked(model, inputs, passages, weights_only, force, allow_pickle, trust_remote_code)
@@ -221,6 +225,7 @@ def _checked(
     allow_pickle: bool,
     trust_remote_code: bool,
 ) -> Report:
+    everywhere = force.origins["max-memory"] != "command line"  # what a file wants of all checks, where it applies
     with progress() as tell, silenced():
         return check(
             model,
@@ -236,7 +241,7 @@ def _checked(
             allow_pickle=allow_pickle,
             trust_remote_code=trust_remote_code,
             max_tokens=force["max-tokens"],
-            max_memory=force["max-memory"],
+            max_memory=None if everywhere and names_factory(model) else force["max-memory"],
             progress=tell,
         )
 

@@ -1,6 +1,7 @@
 """Where the command's words go: reports to stdout, progress to stderr, and what models print kept out of both."""
 
 import contextlib
+import ctypes
 import json
 import os
 import sys
@@ -97,6 +98,42 @@ def progress() -> Generator[Progress]:
 @contextlib.contextmanager
 def silenced() -> Generator[None]:
     """Send what models and factories print to stderr, and drop their warnings: what matters is in the report."""
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+    with contextlib.redirect_stdout(sys.stderr), _descriptor_redirected(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextlib.contextmanager
+def _descriptor_redirected() -> Generator[None]:
+    """Let descriptor 1 lead where 2 does: libraries and child processes write there, past Python's own stdout."""
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed, as in a process without a console: there is nothing to keep clean
+        yield
+        return
+    try:
+        _flush()
+        os.dup2(_open_for_errors(), 1)
+        yield
+    finally:
+        _flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _open_for_errors() -> int:
+    """Descriptor 2, or that of the null device where it is closed."""
+    try:
+        os.fstat(2)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
+    return 2
+
+
+def _flush() -> None:
+    """Write out what waits for descriptor 1 in Python's own stdout and in C's, while it leads where that belongs."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.__stdout__ is not None:
+            sys.__stdout__.flush()
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # a system without such a library
+        ctypes.CDLL(None).fflush(None)

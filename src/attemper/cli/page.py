@@ -19,5 +19,5 @@ def page_writer(path: Path | None) -> Callable[[Report], None]:
     if path is None:
         return lambda _report: None
     require_page()
-    check_writable(path, "html")
+    check_writable(path, "--html")
     return lambda report: report.save_html(path, {rule.code: rule for rule in RULES})

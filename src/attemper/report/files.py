@@ -3,6 +3,7 @@
 import contextlib
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from attemper.errors import ArgumentError
@@ -16,6 +17,8 @@ def check_writable(path: "str | os.PathLike[str]", argument: str) -> None:
     Raises:
         ArgumentError: it is a folder, its folder does not exist, or nothing can be created there.
     """
+    if os.fspath(path) == "-":
+        raise ArgumentError(argument, "'-', which many commands read as stdout", "the name of a file, such as ./- or /dev/stdout")
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise ArgumentError(argument, f"a folder, {path}", "the name of a file")
@@ -32,15 +35,44 @@ def check_writable(path: "str | os.PathLike[str]", argument: str) -> None:
         raise ArgumentError(argument, f"{path} ({reason})", "a file in a folder that can be written") from error
 
 
+def check_distinct(named: "Sequence[tuple[str, str | os.PathLike[str]]]") -> None:
+    """Refuse two results that would be written to one file, each over the other.
+
+    Args:
+        named: (argument, path) of each.
+
+    Raises:
+        ArgumentError: two of them are one file, by whatever name.
+    """
+    for place, (argument, path) in enumerate(named):
+        for other, before in named[:place]:
+            if _is_one(Path(os.path.realpath(path)), Path(os.path.realpath(before))):
+                raise ArgumentError(argument, f"{path}", f"another file than {other} {before}, which it would overwrite")
+
+
+def _is_one(one: Path, two: Path) -> bool:
+    if one.exists() and not one.is_file():  # /dev/null, a pipe: nothing is lost there
+        return False
+    return one == two or (one.exists() and two.exists() and one.samefile(two))
+
+
 def write_whole(path: "str | os.PathLike[str]", text: str) -> None:
     """Write a text file beside its place and move it there, so that a reader sees the old file or the new one.
 
     A link is followed: what it leads to is replaced.
 
     Raises:
-        OSError: it cannot be written; nothing is left behind.
+        OSError: it cannot be written, and the error names it; nothing is left behind.
     """
-    path = Path(os.path.realpath(path))
+    try:
+        _write_whole(Path(os.path.realpath(path)), text)
+    except BrokenPipeError:  # nobody reads any more
+        raise
+    except OSError as error:  # writing to a file that is open says only why
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def _write_whole(path: Path, text: str) -> None:
     if path.exists() and not path.is_file():  # /dev/stdout, a pipe: there is nothing to replace
         path.write_text(text, "utf-8")
         return

@@ -10,7 +10,7 @@ import torch
 from attemper.checker.evidence import Evidence
 from attemper.checker.folder import Checkpoint, open_checkpoint, path_of
 from attemper.checker.inputs import Inputs, prepare
-from attemper.checker.load import Subject, load
+from attemper.checker.load import Subject, load, names_factory
 from attemper.checker.measure import dtype_name, measure
 from attemper.checker.options import Options, Progress, one_line, untold
 from attemper.checker.remedies import edits
@@ -71,6 +71,15 @@ def fix(
         raise LoadError(f"a file could not be read or written: {one_line(error)}") from error
 
 
+def _unwritable(model: "str | os.PathLike[str]") -> ArgumentError:
+    return ArgumentError(
+        "model",
+        str(model),
+        "a folder or a Hub id: what a factory builds has no checkpoint to write; look with --dry-run, and "
+        "use attemper.weights on it",
+    )
+
+
 def _fix(
     model: "str | os.PathLike[str]",
     out: Path | None,
@@ -81,6 +90,8 @@ def _fix(
     tell: Progress,
 ) -> FixReport:
     writes = picks.any and not dry_run
+    if writes and names_factory(model):
+        raise _unwritable(model)
     if writes and out is None:
         raise ArgumentError("out", None, "a new folder to write to, since nothing is done in place")
     local = path_of(os.fspath(model))
@@ -88,13 +99,6 @@ def _fix(
         check_out(out, local if local.is_dir() else out / "model")
     tell("loading the model")
     subject = load(model, options)
-    if subject.folder is None and writes:
-        raise ArgumentError(
-            "model",
-            str(model),
-            "a folder or a Hub id: what a factory builds has no checkpoint to write; look with --dry-run, and "
-            "use attemper.weights on it",
-        )
     if out is not None and subject.folder is not None:
         check_out(out, subject.folder)
     arguments, evidence, before = _check(subject, inputs, options, tell)

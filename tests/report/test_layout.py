@@ -1,11 +1,15 @@
 """The small pieces of the layout."""
 
+import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from attemper.report.layout import number, together
-from attemper.report.names import safe
+from attemper.report.names import safe, shortened
+from attemper.report.text import plain_text
+from tests.reports import by_weights, finding, report
 
 
 @pytest.mark.parametrize(
@@ -47,3 +51,22 @@ def test_together(names: list[str], text: str) -> None:
 )
 def test_safe(given: str, shown: str) -> None:
     assert safe(given) == shown
+
+
+def test_shortened_in_the_middle() -> None:
+    assert shortened("layers.0") == "layers.0"
+    assert shortened("a" * 50 + "b" * 50, 11) == "aaaaa…bbbbb"
+    assert len(shortened("x" * 5000, 10)) == 10
+
+
+def test_a_long_name_makes_no_wide_table_and_is_whole_in_json() -> None:
+    long = "layers." + "x" * 5000
+    one = report(finding(module=long), unseen=((long, "a reason"),))
+    one = replace(one, rows=(replace(one.rows[0], module=long), *one.rows[1:]))
+    weighed = by_weights()
+    weighed = replace(weighed, weights=tuple(replace(row, module=long) for row in weighed.weights))
+    for each in (one, weighed):
+        text = plain_text(each)
+        assert max(map(len, text.splitlines())) < 240
+        assert "xxx…xxx" in text
+        assert long in json.dumps(each.to_dict())

@@ -12,6 +12,7 @@ import torch
 from attemper.checker.budget import Budget
 from attemper.checker.folder import Checkpoint
 from attemper.checker.options import ENDS, Options, one_line
+from attemper.checker.stored_dtypes import refuse_integers
 from attemper.checker.streaming import hollow_parameters, stream, tensors_of
 from attemper.checker.tokenizer_files import hostile
 from attemper.errors import AttemperError, LoadError, MissingExtraError, UnsupportedError
@@ -69,8 +70,11 @@ def read(checkpoint: Checkpoint, options: Options) -> tuple[Any, frozenset[str],
         raise LoadError(f"{folder} could not be loaded: {one_line(error)}{hint}") from error
     if info.get("error_msgs"):
         raise LoadError(f"{folder} could not be loaded: {' '.join(str(info['error_msgs'][0]).split())[:300]}")
+    unknown = _unknown_quantisation(checkpoint)
+    if unknown or not checkpoint.config.get("quantization_config"):
+        refuse_integers(model, checkpoint)
     missing = frozenset(info["missing_keys"]) | {entry[0] for entry in info.get("mismatched_keys", ())}
-    notes = [note] if note else []
+    notes = [each for each in (note, unknown) if each]
     if streamed is not None:
         notes.append("the weights were read from disk block by block, to keep within --max-memory")
     if stored := checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype"):
@@ -158,6 +162,23 @@ def _transformers() -> Any:
     except ImportError:
         raise MissingExtraError("transformers", "hf", "load a Hugging Face model") from None
     return transformers
+
+
+def _unknown_quantisation(checkpoint: Checkpoint) -> str:
+    """In words, that transformers passes over the quantisation that the configuration names; "" where it knows it."""
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    given = checkpoint.config.get("quantization_config")
+    method = given.get("quant_method") if isinstance(given, dict) else None
+    if (
+        method is None
+        or str(method) in AUTO_QUANTIZATION_CONFIG_MAPPING
+        or given.get("load_in_8bit")
+        or given.get("load_in_4bit")
+    ):
+        return ""
+    named = f"config.json names the quantisation {str(method)[:80]!r}"
+    return f"{named}, which transformers does not know: the weights were read as plain"
 
 
 def _model_class(transformers: Any, config: Any, options: Options) -> tuple[Any, str]:

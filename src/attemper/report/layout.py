@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attemper.report.names import safe
+from attemper.report.names import safe, shortened
 from attemper.report.records import Finding, LayerRow, Outcome, Severity
 
 COLUMNS = ("layer", "heads", "max logit", "centred", "entropy", "saturated", "gain", "fp16 room", "scale")
@@ -53,8 +53,9 @@ def table(report: Outcome) -> tuple[str, list[list[str]]]:
     """(what all layer names have in common, with * for the rest; one row of cells for each call)."""
     names = [safe(row.module) or "(model)" for row in report.rows]
     if len(report.rows) > 1 and len(set(names)) == 1:
-        return names[0], [[f"call {row.call}", *_figures(row)] for row in report.rows]
-    shared, shown = shortened(names)
+        return shortened(names[0]), [[f"call {row.call}", *_figures(row)] for row in report.rows]
+    shared, shown = apart(names)
+    shown = [shortened(name) for name in shown]
     repeated = {row.module for row in report.rows if row.call}
     cells = []
     for name, row in zip(shown, report.rows, strict=True):
@@ -65,7 +66,8 @@ def table(report: Outcome) -> tuple[str, list[list[str]]]:
 
 def weights_table(report: Outcome) -> tuple[str, list[list[str]]]:
     """As `table`, of the weights."""
-    shared, shown = shortened([safe(row.module) or "(model)" for row in report.weights])
+    shared, shown = apart([safe(row.module) or "(model)" for row in report.weights])
+    shown = [shortened(name) for name in shown]
     cells = []
     for name, row in zip(shown, report.weights, strict=True):
         norms = [row.query_norm, row.key_norm, row.value_norm]
@@ -181,8 +183,8 @@ def together(names: Sequence[str]) -> str:
         within = (
             f"{numbers[0]}-{numbers[-1]}" if numbers == list(range(numbers[0], numbers[-1] + 1)) else ", ".join(map(str, numbers))
         )
-        return ".".join([*prefix, f"[{within}]", *suffix])
-    return listed(names, 4)
+        return shortened(".".join([*prefix, f"[{within}]", *suffix]))
+    return listed([shortened(name) for name in names], 4)
 
 
 _NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "info"}
@@ -191,7 +193,7 @@ _NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "
 def _by_reason(found: Iterable[tuple[str, str]]) -> list[str]:
     modules: dict[str, list[str]] = {}
     for module, reason in found:
-        modules.setdefault(safe(reason), []).append(safe(module) or "the model itself")
+        modules.setdefault(safe(reason), []).append(shortened(safe(module)) or "the model itself")
     return [f"{listed(names, 4)}: {reason}" for reason, names in modules.items()]
 
 
@@ -253,13 +255,13 @@ def distance(finding: Finding) -> float:
     return abs(finding.measured - (finding.threshold or 0.0))
 
 
-def shortened(names: list[str]) -> tuple[str, list[str]]:
+def apart(names: list[str]) -> tuple[str, list[str]]:
     """What names have in common, with * for the rest, and the rest of each; ("", the names) where that is nothing."""
     prefix, suffix = _common(names)
     if not prefix and not suffix:
         return "", names
     rest = [".".join(_parts(name)[len(prefix) : len(_parts(name)) - len(suffix)]) for name in names]
-    return ".".join([*prefix, "*", *suffix]), rest
+    return shortened(".".join([*prefix, "*", *suffix])), rest
 
 
 def _parts(name: str) -> list[str]:

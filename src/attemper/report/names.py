@@ -13,6 +13,14 @@ def safe(text: str) -> str:
     return "".join(_written_out(c) if unicodedata.category(c) in _UNSAFE else c for c in text)
 
 
+def shortened(name: str, most: int = 100) -> str:
+    """A name of bearable width: what is too much is left out of the middle, as both ends tell more."""
+    if len(name) <= most:
+        return name
+    end = (most - 1) // 2
+    return f"{name[: most - 1 - end]}…{name[-end:]}"
+
+
 def _written_out(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -5,7 +5,7 @@ import textwrap
 
 from attemper.checker.comparing.records import Outcome, PairRow
 from attemper.report.layout import number
-from attemper.report.names import safe
+from attemper.report.names import safe, shortened
 
 WIDTH = 120
 COLUMNS = ("layer", "heads", "factor", "inherited", "own", "logits differ", "allowed", "share", "output differs", "")
@@ -52,9 +52,9 @@ def _table(rows: tuple[PairRow, ...]) -> str:
 
 
 def _cells(row: PairRow) -> list[str]:
-    place = safe(row.a) or "(model)"
+    place = shortened(safe(row.a)) or "(model)"
     if row.b != row.a:
-        place += f" | {safe(row.b) or '(model)'}"
+        place += f" | {shortened(safe(row.b)) or '(model)'}"
     if row.call:
         place += f" call {row.call}"
     return [
@@ -130,7 +130,7 @@ def _outputs(comparison: Outcome) -> str:
 
 
 def _place(row: PairRow) -> str:
-    return (safe(row.a) or "the model itself") + (f" call {row.call}" if row.call else "")
+    return (shortened(safe(row.a)) or "the model itself") + (f" call {row.call}" if row.call else "")
 
 
 def _sentence(words: str) -> str:

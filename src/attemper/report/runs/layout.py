@@ -62,7 +62,7 @@ def table(view: RunView, most: int | None = None) -> tuple[str, list[list[str]],
     Args:
         most: how many layers to show: those with the largest |scale·q·k|, in the model's order. None: all.
     """
-    shared, names = layout.shortened([safe(each.name) or "(model)" for each in view.layers])
+    shared, names = layout.apart([safe(each.name) or "(model)" for each in view.layers])
     numbers = list(range(len(view.layers)))
     if most is not None and most < len(numbers) and view.steps:
         sizes = [_last(each.worst("max_scaled_product")[0]) for each in view.layers]

@@ -169,7 +169,8 @@ def _unknown_quantisation(checkpoint: Checkpoint) -> str:
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
     given = checkpoint.config.get("quantization_config")
-    method = given.get("quant_method") if isinstance(given, dict) else None
+    given = given if isinstance(given, dict) else {}
+    method = given.get("quant_method")
     if (
         method is None
         or str(method) in AUTO_QUANTIZATION_CONFIG_MAPPING

@@ -28,7 +28,8 @@ MASKS: tuple[Rule, ...] = (
         summary="A causal model's earlier outputs depend on later tokens.",
         why=(
             "Training loss looks too good and generation fails, since the future is not there. Decided by changing the "
-            "later tokens and looking at earlier outputs; only for models that claim to be causal."
+            "later tokens and looking at earlier outputs; only for models that claim to be causal. A warning where nothing says "
+            "that a model is causal, and most of its masks are, but for a few pairs of a query and a later key."
         ),
         remedy=(
             "Look at the layers named: is_causal and the mask they pass. A mask function that is not registered with the "
@@ -39,7 +40,7 @@ MASKS: tuple[Rule, ...] = (
             "How far an earlier output moved when later tokens were changed, against what rounding explains (the threshold "
             "leak-roundings)."
         ),
-        ignore_when="The model is not causal and only its class is called so.",
+        ignore_when="The model is not causal and only its class is called so, or it is meant to look ahead by one token.",
         example="attemper.examples.faults:sees_the_future",
     ),
     Rule(
@@ -49,7 +50,8 @@ MASKS: tuple[Rule, ...] = (
         summary="Outputs of real tokens depend on what stands in the padding.",
         why=(
             "Results change with the company a sequence keeps in its batch. Decided by changing what is embedded at "
-            "padded positions and looking at the outputs of real tokens."
+            "padded positions (or, where no embedding reads the ids, what is given there) and looking at the outputs of real "
+            "tokens."
         ),
         remedy=(
             "Pass the attention mask on to every attention call. A float mask has 0 for take part and a large negative "

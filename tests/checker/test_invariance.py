@@ -122,7 +122,7 @@ class Continued(Language):
     wrong = False
 
     def forward(self, input_ids: Tensor, past_key_values: Any = None, use_cache: bool = False) -> Any:
-        kept = past_key_values or [None] * len(self.layers)
+        kept = [None] * len(self.layers) if past_key_values is None else past_key_values
         start = 0 if kept[0] is None else kept[0][0].shape[2]
         x, cache = self.words(input_ids) + self.positions(torch.arange(input_ids.shape[1]) + start), []
         for layer, past in zip(self.layers, kept, strict=True):
@@ -137,11 +137,12 @@ class TestCacheOfAnotherForm:
         "form",
         [
             lambda logits, cache: {"logits": logits, "past_key_values": cache},
+            lambda logits, cache: {"logits": logits, "past_key_values": torch.stack([torch.stack(own) for own in cache])},
             lambda logits, cache: {"logits": logits, "presents": cache},
             lambda logits, cache: (logits, tuple(cache)),
             lambda logits, cache: (logits, (logits, logits), cache),
         ],
-        ids=["mapping", "mapping by another name", "tuple", "tuple beside hidden states"],
+        ids=["mapping", "mapping of a tensor", "mapping by another name", "tuple", "tuple beside hidden states"],
     )
     def test_it_is_continued(self, form: Callable[[Any, Any], Any]) -> None:
         class Model(Continued):

@@ -119,9 +119,10 @@ class TestCheck:
             "    os.system('echo from a child')\n"
             "    raise ValueError\n"
         )
+        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # C's stdout too
         for factory, code in (("make", 0), ("fail", 2)):
             command = [sys.executable, "-m", "attemper", "check", f"loud:{factory}", "--output-format", "json"]
-            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, cwd=tmp_path, env=buffered, capture_output=True, text=True, check=False)
             assert done.returncode == code
             assert "from a child" in done.stderr
             assert json.loads(done.stdout)["schema"] if factory == "make" else done.stdout == ""

@@ -158,7 +158,7 @@ class TestWhole:
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
         assert process.returncode == 130, err
-        assert (out, err) == ("", "")
+        assert (out, err) == ("", "attemper: interrupted\n")
         assert not list(tmp_path.glob(".o.*"))
         assert not (tmp_path / "o").exists()
 

@@ -88,6 +88,19 @@ def test_one_pair_of_a_model_that_says_it_is_causal_is_an_error_wherever_it_lies
     assert f"changing the tokens from position {pair[1]} on" in finding.message
 
 
+@pytest.mark.parametrize("mask", [prefix(6), prefix(6, start=14), but_for(base=chunks(4))], ids=["prefix", "image", "chunks"])
+def test_blocks_of_a_model_that_says_it_is_causal_are_let_be_where_half_of_the_tokens_move_nothing(mask: Mask) -> None:
+    class TinyForCausalLM(Language):
+        pass
+
+    def to_the_middle(length: int) -> Tensor:
+        made = mask(length)
+        made[: length // 2, length // 2 :] = False
+        return made
+
+    assert checked(to_the_middle, kind=TinyForCausalLM).findings == ()
+
+
 def test_without_a_way_to_try_it_the_mask_speaks() -> None:
     class Pooled(Language):
         def forward(self, input_ids: Tensor) -> Tensor:

@@ -48,6 +48,19 @@ def test_a_shape_that_differs() -> None:
     assert any("another shape the second time" in note for note in report.notes), report.notes
 
 
+def test_one_that_runs_but_once() -> None:
+    class Once(Language):
+        ran = False
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            assert not self.ran, "never again"
+            self.ran = True
+            return super().forward(input_ids)
+
+    report = attemper.check(language(causal, kind=Once), {"input_ids": ids()})
+    assert any("it fails the second time" in note and "never again" in note for note in report.notes), report.notes
+
+
 def test_a_model_that_agrees_with_itself_is_probed() -> None:
     report = attemper.check(language(causal), {"input_ids": ids()})
     assert not any("deterministic" in note for note in report.notes), report.notes

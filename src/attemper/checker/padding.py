@@ -17,6 +17,7 @@ from attemper.checker.inputs import Inputs
 from attemper.checker.load import Subject
 from attemper.checker.outputs import Outputs
 from attemper.checker.probes import Run, leak, moved
+from attemper.errors import LoadError
 
 MASK = "attention_mask"
 
@@ -57,7 +58,10 @@ def padding_leak(
         return None
     if not any(call.sees_padding for call in evidence.calls) or hasattr(subject.config, "expert_capacity"):
         return None
-    after = _read_otherwise(subject, inputs, padding, run, lambda read: _other(read, padding))
+    try:
+        after = _read_otherwise(subject, inputs, padding, run, lambda read: _other(read, padding))
+    except LoadError as error:
+        return Untried(str(error))
     if isinstance(after, Untried):
         return after
     how_far = moved(outputs.hidden, after, 1)

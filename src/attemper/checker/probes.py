@@ -74,6 +74,11 @@ def _said(model: nn.Module, config: Any, inputs: Inputs, calls: tuple[CallEviden
     return None
 
 
+def _no_block(call: CallEvidence) -> bool:
+    """Whether later keys that a mask shows are no prefix and no image, which models that are causal besides may see whole."""
+    return bool(call.near_heads) or call.ahead.pairs == call.queries * (call.queries - 1) // 2
+
+
 def _own(calls: tuple[CallEvidence, ...]) -> list[CallEvidence]:
     return [call for call in calls if call.self_attention and call.in_causal_part]
 
@@ -103,7 +108,7 @@ def future(
 ) -> Leak | None:
     """Change the later half of the tokens; None where the model claims nothing or its inputs cannot be told apart by position.
 
-    Where masks show later keys and that half moved nothing, the tokens from the first such key on are changed.
+    Where that moved nothing, and a mask is missing or wrong in a few pairs, the tokens from the first later key on are changed.
     """
     if not (evidence.causal_claim or evidence.nearly_causal) or outputs.hidden is None:
         return None
@@ -111,7 +116,7 @@ def future(
     sequence = _sequence(inputs, length)
     if sequence is None or sequence.dim >= outputs.hidden.dim() or outputs.hidden.shape[sequence.dim] != sequence.length:
         return None
-    shown = [call.ahead.key for call in _own(evidence.calls) if 0 < call.ahead.key < length]
+    shown = [call.ahead.key for call in _own(evidence.calls) if 0 < call.ahead.key < length and _no_block(call)]
     found = None
     for start in (sequence.length // 2, *dict.fromkeys(shown)):
         changed = sequence.with_value(inputs, _replaced(sequence.value, sequence.dim, start))

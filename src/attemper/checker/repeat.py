@@ -11,6 +11,7 @@ from attemper.checker.load import Subject
 from attemper.checker.outputs import Outputs
 from attemper.checker.probes import Run, leak
 from attemper.checker.thresholds import Thresholds
+from attemper.errors import LoadError
 
 # Two draws may lie nearer than the next two, so that a share of what the probes hold against a model is too much already.
 SHARE = 1 / 4
@@ -21,7 +22,10 @@ def apart_when_repeated(subject: Subject, inputs: Inputs, outputs: Outputs, limi
     before = outputs.hidden
     if before is None or not before.numel():
         return ""
-    after = run(subject, inputs).hidden
+    try:
+        after = run(subject, inputs).hidden
+    except LoadError as error:
+        return _words(f"it fails the second time ({error})")
     if after is None or after.shape != before.shape:
         return _words("its outputs have another shape the second time")
     apart = (after.float() - before.float()).abs()

@@ -30,7 +30,7 @@ def sees_future(call: AttentionCall, real: Tensor) -> Tensor:
 def looks_ahead(call: AttentionCall, real: Tensor) -> dict[str, Tensor]:
     """Of a self-attention call that shows later keys: which heads are causal but for a few pairs, and which pairs.
 
-    A mask is causal but for a few pairs where real queries see at most one later key each on average, and four times as many
+    A mask is causal but for a few pairs where real queries see at most one later key each on average, and three times as many
     earlier ones, and where that is no design by blocks (prefixes, chunks, images): in blocks, a query that sees a later key sees
     all that this key's own query sees. One single pair is a block of two; it counts unless it is the first two tokens (a prefix).
 
@@ -74,7 +74,7 @@ def looks_ahead(call: AttentionCall, real: Tensor) -> dict[str, Tensor]:
 def _is_near(seen: Tensor, later: Tensor, real: Tensor) -> Tensor:
     """Whether a mask is causal but for a few pairs; seen, later: bool [batch, queries, keys]."""
     ahead, behind = later.sum(), seen.tril(-1).sum()
-    few = (ahead > 0) & (ahead <= real.sum()) & (4 * ahead <= behind)
+    few = (ahead > 0) & (ahead <= real.sum()) & (3 * ahead <= behind)
     if not bool(few):  # the rest is dear, and nearly every mask ends here
         return few
     length = later.shape[-1]

@@ -57,7 +57,7 @@ class Penalties:
         model: any module; of a DistributedDataParallel the one inside is meant.
         z_loss: factor of the z-loss, from 0 on; None: without.
         entropy_floor: (floor in [0, 1], factor from 0 on); None: without.
-        layers: patterns of module names ("*.self_attn"), or None: every attention module.
+        layers: patterns of module names, such as `"*.self_attn"`, or None: every attention module.
 
     Raises:
         ArgumentError: an argument does not fit. UnsupportedError: the model is compiled.

@@ -92,7 +92,7 @@ def watch(
     Args:
         model: any module; of a DistributedDataParallel or a compiled module the one inside is meant.
         every: steps from one record to the next; between them nothing is measured.
-        layers: patterns of module names ("*.self_attn", "encoder.*"), or None: every attention module.
+        layers: patterns of module names, such as `"*.self_attn"`, or None: every attention module.
         mode: "observe": the model's own kernel computes, and the statistics come from a pass of their own over q and k.
             "use": attemper's kernel computes (see `attemper.use`), and the statistics come with it.
         rows: in mode "observe", the stride of the rows that are measured: 8 looks at every eighth query and costs an eighth.

@@ -29,8 +29,8 @@ DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "diverging.md"
 MARKER = "examples/diverging.py"
 SEEDS = (0, 1, 2)
 STEPS = 600
-LEARNING_RATE, WARMUP = 0.15, 400  # of AdamW; the rate rises until this step and stays there
-BATCH, CONTEXT = 16, 64
+LEARNING_RATE, WARMUP = 0.11, 350  # of AdamW; the rate rises until this step and stays there
+BATCH, CONTEXT = 40, 64
 THRESHOLD = 100.0  # of QKClip
 ALLOWED = 1.2  # what may be measured, over the threshold: one step of the optimiser comes after each clip
 SMOOTHED = 50  # steps in one point of the loss
@@ -107,27 +107,27 @@ class Run:
         step = min(range(min(SMOOTHED, len(smoothed)) - 1, len(smoothed)), key=lambda step: smoothed[step])
         return step, smoothed[step]
 
-    def alarm(self, *codes: str) -> int | None:
-        """The step of the first alarm of these codes; of any, without."""
-        return next((alarm.step for alarm in self.alarms if not codes or alarm.code in codes), None)
+    def alarm(self, *codes: str) -> Alarm | None:
+        """The first alarm of these codes; of any, without."""
+        return next((alarm for alarm in self.alarms if not codes or alarm.code in codes), None)
 
 
-def train(seed: int, clip: bool, steps: int, text: Tensor, folder: Path) -> Run:
+def train(seed: int, clip: bool, text: Tensor, options: argparse.Namespace) -> Run:
     """One run. The same seed gives the same weights at first, and the same batches, with and without the clip."""
     torch.manual_seed(seed)
     model = Decoder()
     order = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP))
     window = torch.arange(CONTEXT + 1)
     run = Run(seed, clip, [], [], [], 0)
-    path = folder / f"{run.name}.jsonl"
+    path = options.out / f"{run.name}.jsonl"
     path.unlink(missing_ok=True)
     clipped = 0
     with watch(model, trackers=JSONLines(path), on_alarm=run.alarms.append) as watching:
         clipper = QKClip(model, threshold=THRESHOLD) if clip else None
-        for _ in range(steps):
-            tokens = text[torch.randint(len(text) - CONTEXT, (BATCH, 1), generator=order) + window]
+        for _ in range(options.steps):
+            tokens = text[torch.randint(len(text) - CONTEXT, (options.batch, 1), generator=order) + window]
             loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
             optimizer.zero_grad()
             loss.backward()
@@ -159,7 +159,7 @@ def table(runs: list[Run]) -> str:
         fired, diverged = run.alarm(*codes), run.diverged_at()
         if fired is None:
             return "–"
-        return f"step {fired}" + ("" if diverged is None else f", {diverged - fired} before")
+        return f"{fired.code}, step {fired.step}" + ("" if diverged is None else f", {diverged - fired.step} before")
 
     def shown(step: int | None) -> str:
         return "no" if step is None else f"step {step}"
@@ -167,6 +167,7 @@ def table(runs: list[Run]) -> str:
     lines = [
         Column("QKClip", [f"{THRESHOLD:g}" if run.clip else "none" for run in runs]),
         Column("first alarm", [steps_before(run) for run in runs]),
+        Column("alarm of \\|scale·q·k\\| above 100", [steps_before(run, "ATT501", "ATT502", "ATT503") for run in runs]),
         Column("alarm of \\|scale·q·k\\| above 1e3", [steps_before(run, "ATT502", "ATT503") for run in runs]),
         Column("the loss diverges", [shown(run.diverged_at()) for run in runs]),
         Column("largest \\|scale·q·k\\|", [f"{max(run.maxima):.4g}" for run in runs]),
@@ -197,8 +198,9 @@ def draw(runs: list[Run], path: Path) -> None:
     )
     lines = alt.Chart(alt.Data(values=points)).mark_line(strokeWidth=1, opacity=0.85)
     x = alt.X("step:Q", title="step")
+    decades = alt.Axis(values=[10.0**power for power in range(10)], format="~s")
     largest = lines.encode(
-        x=x, y=alt.Y("max:Q", title="largest |scale·q·k|", scale=alt.Scale(type="log")), color=color, detail="run:N"
+        x=x, y=alt.Y("max:Q", title="largest |scale·q·k|", scale=alt.Scale(type="log"), axis=decades), color=color, detail="run:N"
     )
     bars = (THRESHOLD, 1e3)
     rules = alt.Chart(alt.Data(values=[{"y": bar} for bar in bars])).mark_rule(strokeDash=[4, 3], color="#77727f").encode(y="y:Q")
@@ -229,7 +231,7 @@ def main(arguments: list[str] | None = None) -> int:
     runs = []
     for clip in (False, True) if options.clip is None else (options.clip,):
         for seed in options.seeds:
-            runs.append(train(seed, clip, options.steps, corpus, options.out))
+            runs.append(train(seed, clip, corpus, options))
             last = runs[-1]
             sys.stderr.write(f"{last.name}: largest |scale·q·k| {max(last.maxima):.4g}, loss {last.smoothed()[-1]:.3f}\n")
     figures = table(runs)
@@ -255,12 +257,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="training steps (default: %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, metavar="N", help="(default: 0 1 2)")
+    parser.add_argument("--batch", type=int, default=BATCH, metavar="N", help="texts in a batch (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=LEARNING_RATE, metavar="X", help="learning rate (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="put the table and the curves into docs")
     options = parser.parse_args(arguments)
-    if options.steps < 1:
-        parser.error(f"argument --steps: got {options.steps}; expected a number from 1")
-    if options.write and (options.clip is not None or options.steps != STEPS or tuple(options.seeds) != SEEDS):
-        parser.error("--write wants the whole: no --clip, --steps or --seeds")
+    if min(options.steps, options.batch) < 1:
+        parser.error(f"argument --steps, --batch: got {options.steps}, {options.batch}; expected numbers from 1")
+    whole = (None, STEPS, SEEDS, BATCH, LEARNING_RATE)
+    if options.write and (options.clip, options.steps, tuple(options.seeds), options.batch, options.rate) != whole:
+        parser.error("--write wants the whole: no other option but --out")
     return options
 
 

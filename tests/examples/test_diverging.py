@@ -78,9 +78,9 @@ def test_a_run_has_diverged_where_its_loss_rose_and_did_not_return(script: Modul
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--steps", "0"], "argument --steps: got 0; expected a number from 1"),
-        (["--write", "--steps", "5"], "--write wants the whole: no --clip, --steps or --seeds"),
-        (["--write", "--no-clip"], "--write wants the whole: no --clip, --steps or --seeds"),
+        (["--steps", "0"], "argument --steps, --batch: got 0, 40; expected numbers from 1"),
+        (["--write", "--steps", "5"], "--write wants the whole: no other option but --out"),
+        (["--write", "--no-clip"], "--write wants the whole: no other option but --out"),
     ],
 )
 def test_wrong_options_are_refused(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -205,10 +205,10 @@ class Plain:
 class Watched(Plain):
     """With a watch."""
 
-    def __init__(self, size: Size, case: Case, **options: object) -> None:
+    def __init__(self, size: Size, case: Case, mode: Literal["observe", "use"] = "observe", rows: int = 1) -> None:
         super().__init__(size, case)
-        self.watching: Watch = attemper.watch(self.model, **options)  # pyrefly: ignore
-        self.rows = case.batch * -(-case.tokens // self.watching.settings.rows)
+        self.watching: Watch = attemper.watch(self.model, mode=mode, rows=rows)
+        self.rows = case.batch * -(-case.tokens // rows)
         self.layers, self.steps = size.layers, 0
 
     def __call__(self) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from attemper.examples.decoder import Block
 from attemper.examples.text import load_corpus
 from attemper.monitor import Alarm, watch
-from attemper.monitor.clipping import QKClip
+from attemper import QKClip
 from attemper.monitor.trackers import JSONLines
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "diverging.md"

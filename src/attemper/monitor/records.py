@@ -37,8 +37,8 @@ class LayerRecord:
 
     layer: str
     call: int
-    stats: HeadStats
-    scaled_max: Tensor
+    stats: HeadStats = field(repr=False)
+    scaled_max: Tensor = field(repr=False)
     norms: WeightNorms | None = None
 
     @property

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attemper import QKClip
 from attemper.examples.decoder import Block
 from attemper.examples.text import load_corpus
 from attemper.monitor import Alarm, watch
-from attemper import QKClip
 from attemper.monitor.trackers import JSONLines
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "diverging.md"

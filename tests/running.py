@@ -1,6 +1,7 @@
 """Where the repository is, and how a test runs a command in it."""
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -15,6 +16,11 @@ def run(*command: str) -> str:
     )
     assert done.returncode == 0, f"{command} exited {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def hear_ctrl_c() -> None:
+    """Between fork and exec: what a shell starts in the background ignores SIGINT, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def named(path: Path) -> str:

@@ -158,7 +158,7 @@ def test_a_document_without_markers_is_refused_before_anything_is_measured(
 def test_the_document_has_markers() -> None:
     before, after = around_markers(ROOT / "docs" / "performance.md", "benchmarks.attention_cpu")
     assert before.startswith("# Performance\n")
-    assert after == "<!-- benchmarks.attention_cpu: end -->\n"
+    assert after.startswith("<!-- benchmarks.attention_cpu: end -->\n")
 
 
 def test_the_document_is_written_by_whole_runs_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from attemper.checker import RULES
 from attemper.cli import main
 from attemper.report import Report
 from tests import checkpoints
+from tests.running import hear_ctrl_c
 
 Capture = pytest.CaptureFixture[str]
 
@@ -406,7 +407,8 @@ class TestStreams:
         # SIGTERM is made to be as Ctrl-C where something could be left half done.
         command = {"SIGINT": ["check"], "SIGTERM": ["fix", "attemper.examples:unscaled"]}[ending]
         command += ["--inputs", "slow:wait"]
+        words = [sys.executable, "-m", "attemper", *command]
         done = subprocess.run(
-            [sys.executable, "-m", "attemper", *command], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+            words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, preexec_fn=hear_ctrl_c
         )
         assert (done.returncode, done.stdout, done.stderr) == (130, "", "attemper: interrupted\n")

@@ -18,7 +18,7 @@ from attemper.cli import main
 from attemper.monitor.trackers.json_lines import JSONLines
 from tests.monitor.runs import INFO, alarm
 from tests.monitor.series import layer, record
-from tests.running import ROOT
+from tests.running import ROOT, hear_ctrl_c
 
 Capture = pytest.CaptureFixture[str]
 
@@ -104,6 +104,7 @@ class Live:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
+            preexec_fn=hear_ctrl_c,
         )
         os.close(theirs)
 

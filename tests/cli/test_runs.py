@@ -104,7 +104,7 @@ class Live:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            preexec_fn=hear_ctrl_c,
+            preexec_fn=hear_ctrl_c,  # noqa: PLW1509 - no thread of these tests runs meanwhile
         )
         os.close(theirs)
 

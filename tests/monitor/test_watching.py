@@ -1,6 +1,4 @@
 import copy
-import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -439,45 +437,6 @@ def test_a_run_goes_on_where_its_state_was_kept() -> None:
         record = logged(watching.step())
     assert record.step == 2
     assert not record.alarms
-
-
-def test_an_exception_in_the_model_leaves_nothing_open() -> None:
-    model = llama().train()
-    with attemper.watch(model) as watching:
-        with pytest.raises(IndexError, match="out of range"):
-            model(input_ids=torch.full((1, 3), 97))
-        train(model, drawn(0))
-        assert logged(watching.step()).layers[0].stats.rows.tolist() == [BATCH * TOKENS] * HEADS
-    with attemper.watch(model):  # it can be watched again
-        pass
-
-
-def test_a_model_inside_another_watched_one_is_named() -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.TransformerEncoderLayer(12, 3, 7, batch_first=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x)
-
-    model = Outer().train()
-    with attemper.watch(model) as outside, attemper.watch(model.inner) as inside:
-        model(torch.randn(2, 5, 12)).sum().backward()
-        assert [layer.layer for layer in logged(outside.step()).layers] == ["inner.self_attn"]
-        with pytest.warns(UserWarning, match="watch the outermost alone"):
-            inside.step()
-
-
-def test_it_does_not_keep_a_model_alive() -> None:
-    model = llama().train()
-    watching = attemper.watch(model)
-    train(model, drawn(0))
-    watching.remove()
-    reference = weakref.ref(model)
-    del model, watching
-    gc.collect()
-    assert reference() is None
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:

@@ -36,6 +36,16 @@ torch.library.define(
 _observers: "weakref.WeakValueDictionary[int, Seen]" = weakref.WeakValueDictionary()
 
 
+class Token:
+    """What a module carries. A copy of it, by copy.deepcopy or pickle, carries None: its calls are no calls of this module."""
+
+    def __init__(self, key: int) -> None:
+        self.tensor = torch.tensor([key, 0])
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(None), ()
+
+
 class Seen:
     """One module whose calls are told from graphs.
 
@@ -55,7 +65,7 @@ class Seen:
         function = sys.modules["transformers.modeling_utils"].AttentionInterface().get_interface(chosen, eager)
         _observers[id(self)] = self
         self.module.__dict__[FORM] = form_of(kind_of(chosen, function, eager), function)
-        self.module.__dict__[TOKEN] = torch.tensor([id(self), 0])
+        self.module.__dict__[TOKEN] = Token(id(self))
 
     def remove(self) -> None:
         """Take them away; graphs made meanwhile are made anew."""
@@ -115,7 +125,7 @@ def see(module: nn.Module, found: Asked, rows: RowStats | None) -> None:
         return
     scale = found.scale
     torch.ops.attemper.see(
-        token,
+        token.tensor,
         found.query.detach(),
         found.key.detach(),
         None if found.mask is None else found.mask.detach(),

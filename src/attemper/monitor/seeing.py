@@ -9,6 +9,7 @@ What it must hold:
 
 import contextlib
 import sys
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,8 +20,14 @@ from attemper.capture import AttentionCall, Capture, capture
 from attemper.capture.traced import Seen, install, may_be_traced
 from attemper.capture.using.attend import MARK
 from attemper.errors import UnsupportedError
+from attemper.monitor import stance
+from attemper.monitor.hooks import Hook
 
-_BUSY = "a forward pass of it ran inside another model that is watched or captured; watch the outermost alone"
+_BUSY = (
+    "a forward pass of it ran while another model was watched or captured: inside or around it, or in another thread; "
+    "of models that run inside one another watch the outermost alone"
+)
+_TRANSFORMED = "a forward pass of it ran under a transform of torch.func, which is not measured"
 
 
 class _Kind(NamedTuple):
@@ -28,6 +35,27 @@ class _Kind(NamedTuple):
 
     seam: str
     self_attention: bool
+
+
+class _Pass:
+    """A forward pass that is being captured.
+
+    Args:
+        capture: of it. frame: which runs as long as it does: a keyboard interrupt passes by the hooks that would end it.
+        handling: the exception that was being handled as it began, if any.
+    """
+
+    def __init__(self, capture: Capture, frame: types.FrameType, handling: BaseException | None) -> None:
+        self.capture, self.frame, self.handling = capture, frame, handling
+        self.inside = 0  # how many calls of the model by itself run
+
+    def interrupted(self) -> bool:
+        """Whether it is over."""
+        try:
+            self.frame.clear()
+        except RuntimeError:  # a frame that runs cannot be cleared
+            return False
+        return True
 
 
 class Seeing:
@@ -39,24 +67,26 @@ class Seeing:
 
     Attributes:
         notes: modules that are not seen, with the reasons, from the first forward pass on.
+        remarks: what is to be said besides, by module.
     """
 
     def __init__(
         self, model: nn.Module, in_use: bool, observer: Callable[[AttentionCall], None], wanted: Callable[[], bool]
     ) -> None:
         self.notes: dict[str, str] = {}
+        self.remarks: dict[str, str] = {}
         self._model, self._in_use, self._observer, self._wanted = model, in_use, observer, wanted
-        self._capture: Capture | None = None
         self._first: dict[str, list[_Kind]] | None = {}  # the calls of the first forward pass, while it runs
         self._traced: dict[str, Seen] | None = None
         self._forced = False  # whether no graph runs now
-        self._stance = contextlib.ExitStack()
+        self._pass: _Pass | None = None
         self._stack = contextlib.ExitStack()
         self._stack.callback(install())
-        self._stack.callback(self._stance.close)
+        self._stack.callback(stance.ask, self, False)
         self._stack.callback(self._forget)
-        self._stack.callback(model.register_forward_pre_hook(self._enter, prepend=True).remove)
-        self._stack.callback(model.register_forward_hook(self._leave, always_call=True).remove)
+        self._stack.callback(self._break_off)
+        self._stack.callback(model.register_forward_pre_hook(Hook(self._enter), prepend=True).remove)
+        self._stack.callback(model.register_forward_hook(Hook(self._leave), always_call=True).remove)
         self.prepare()
 
     def prepare(self) -> None:
@@ -64,10 +94,8 @@ class Seeing:
 
         In the first one none does: it shows what calls there are.
         """
-        self._stance.close()
         self._forced = self._wanted() and self._traced is None
-        if self._forced:
-            self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+        stance.ask(self, self._forced)
 
     def remove(self) -> None:
         """Put everything back."""
@@ -75,32 +103,50 @@ class Seeing:
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         """Forward pre-hook of the model."""
-        if torch.compiler.is_compiling() or self._capture is not None or not self._wanted():
+        if torch.compiler.is_compiling():
             return
+        if self._pass is not None and not self._pass.interrupted():
+            self._pass.inside += 1  # it calls itself
+            return
+        self._break_off()
         repeated = torch._C._current_graph_task_id() != -1
         evaluated = not (module.training or torch.is_grad_enabled())
-        if repeated or evaluated or self._told_by_graphs():
+        if not self._wanted() or repeated or evaluated or self._told_by_graphs():
+            return
+        if torch._C._are_functorch_transforms_active():
+            self.remarks[""] = _TRANSFORMED
             return
         seen = capture(module, self._observe, with_rows=self._in_use, account=self._first is not None)
         try:
             seen.__enter__()
         except UnsupportedError:
-            self.notes[""] = _BUSY
+            self.remarks[""] = _BUSY
             return
-        self._capture = seen
+        self._pass = _Pass(seen, sys._getframe(2), sys.exc_info()[1])
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the model, called after exceptions too."""
-        if torch.compiler.is_compiling() or self._capture is None:
+        if torch.compiler.is_compiling() or self._pass is None:
             return
-        seen, self._capture = self._capture, None
+        if self._pass.inside:
+            self._pass.inside -= 1
+            return
+        if sys.exc_info()[1] is not self._pass.handling:  # it raised
+            self._break_off()
+            return
+        seen, self._pass = self._pass.capture, None
         seen.__exit__(None, None, None)
-        if sys.exc_info()[0] is not None and self._first is not None:  # it broke off: the next pass is the first one
-            self._first = {}
-        elif self._first is not None:
+        if self._first is not None:
             first, self._first = self._first, None
             self.notes |= {each.module: each.reason for each in seen.unseen()}
             self._trace(first)
+
+    def _break_off(self) -> None:
+        """Close a pass that did not end by itself, if there is one: the next pass is the first one again."""
+        if self._pass is not None:
+            seen, self._pass = self._pass.capture, None
+            seen.__exit__(None, None, None)
+            self._first = None if self._first is None else {}
 
     def _observe(self, call: AttentionCall) -> None:
         if self._first is not None:

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Mode = Literal["observe", "use"]
-_watches: weakref.WeakKeyDictionary[nn.Module, "Watch"] = weakref.WeakKeyDictionary()
+# Of each model its watch, which its hooks keep alive: both go together where nobody holds either.
+_watches: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Watch]]" = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ class Watch:
         self._next = 0
         self._slots: dict[tuple[str, int], Measured] = {}
         self._maxima: dict[str, Tensor] | None = None
+        self._heads: dict[str, int] = {}
         self._norms: ProjectionNorms | None = None
         self._order = {name: place for place, (name, _) in enumerate(model.named_modules())}
         self._trackers = settings.trackers if _rank(plan) == 0 else ()
@@ -158,23 +160,31 @@ class Watch:
         except BaseException:
             self._close()
             raise
-        _watches[model] = self
+        _watches[model] = weakref.ref(self)
 
     @staticmethod
     def of(model: nn.Module) -> "Watch | None":
         """The watch of a model, or None."""
-        return _watches.get(innermost(model))
+        found = _watches.get(innermost(model))
+        return None if found is None else found()
 
     def step(self, step: int | None = None, **scalars: float) -> StepRecord | None:
         """End a step, after `optimizer.step()`. A collective: every process calls it.
 
         Args:
-            step: its number; None: one more than the last, from 0.
+            step: its number, from 0 to 2^63 − 1; None: one more than the last, from 0.
             scalars: numbers to keep beside the record, such as the loss.
 
         Returns:
             The record of the step, None where it is not logged.
+
+        Raises:
+            ArgumentError: the step is no such number. UnsupportedError: the watch was removed.
         """
+        if Watch.of(self._model) is not self:
+            raise UnsupportedError("this watch was removed; call watch() again for another")
+        if step is not None and (not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**63):
+            raise ArgumentError("step", repr(step), "a whole number from 0 to 2^63 − 1, or None")
         number = self._next if step is None else step
         logged, slots = self._due, self._slots
         self._next, self._slots = number + 1, {}
@@ -223,7 +233,7 @@ class Watch:
 
     def unseen(self) -> tuple[Unseen, ...]:
         """Attention modules that are not measured, each with the reason. Ask after a forward pass."""
-        notes = self._seeing.notes
+        notes = self._seeing.remarks | self._seeing.notes
         return tuple(Unseen(name, notes[name]) for name in sorted(notes, key=lambda name: self._order.get(name, 0)))
 
     @property
@@ -242,7 +252,7 @@ class Watch:
             ArgumentError: it is not what `state_dict` gives.
         """
         number = state.get("next") if isinstance(state, Mapping) else None
-        if not isinstance(number, int):
+        if not isinstance(number, int) or number < 0 or "alarms" not in state:
             raise ArgumentError("state", repr(state)[:80], "what Watch.state_dict gave")
         self.settings.alarms.load_state_dict(state["alarms"])
         self._next = number
@@ -276,10 +286,17 @@ class Watch:
         layer, patterns = call.module, self.settings.layers
         if not (patterns is None or any(fnmatchcase(layer, pattern) for pattern in patterns)):
             return
+        if call.query.is_meta:
+            self._exclude(layer, "it runs on the meta device, where there are no numbers")
+            return
         try:
             measured = measure(call, self.settings.rows)
         except AttemperError as error:
             self._exclude(layer, f"its logits could not be measured: {error}")
+            return
+        heads = self._heads.setdefault(layer, measured.stats.heads)
+        if heads != measured.stats.heads:
+            self._exclude(layer, f"it ran with different numbers of heads, {heads} and {measured.stats.heads}")
             return
         if self._maxima is not None:
             before = self._maxima.get(layer)
@@ -287,16 +304,11 @@ class Watch:
         if not self._due:
             return
         key = (layer, call.call)
-        if key not in self._slots:
-            self._slots[key] = measured
-        elif self._slots[key].stats.heads == measured.stats.heads:
-            self._slots[key] = self._slots[key].merge(measured)
-        else:
-            heads = f"{self._slots[key].stats.heads} and {measured.stats.heads}"
-            self._exclude(layer, f"it ran with different numbers of heads within one step, {heads}")
+        self._slots[key] = self._slots[key].merge(measured) if key in self._slots else measured
 
     def _exclude(self, layer: str, reason: str) -> None:
         self._seeing.notes.setdefault(layer, reason)
+        warnings.warn(f"{layer or 'the model'} is not measured any more: {reason}", stacklevel=2)
         for key in [key for key in self._slots if key[0] == layer]:
             del self._slots[key]
         if self._maxima is not None:
@@ -332,6 +344,8 @@ def matching(model: nn.Module, layers: str | Sequence[str] | None) -> tuple[str,
     if layers is None:
         return None
     patterns = (layers,) if isinstance(layers, str) else tuple(layers)
+    if not patterns:
+        raise ArgumentError("layers", repr(layers), "patterns of names of modules, or None for all")
     names = [name for name, _ in model.named_modules()]
     for pattern in patterns:
         if not isinstance(pattern, str) or not any(fnmatchcase(name, pattern) for name in names):

@@ -240,6 +240,79 @@ def test_weights_that_cannot_be_edited() -> None:
         fold_scale(model, FROM, TO)
 
 
+class Adapted(nn.Linear):
+    """A low-rank product beside W·x, as loralib adds it."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__(base.in_features, base.out_features, bias=False)
+        self.weight = base.weight
+        self.down, self.up = nn.Parameter(torch.randn(3, base.in_features)), nn.Parameter(torch.randn(base.out_features, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x @ self.down.T @ self.up.T
+
+
+class Cast(nn.Linear):
+    """The same product in another dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x.double(), self.weight.double()).to(x.dtype)
+
+
+class Linear(nn.Module):
+    """A wrapper with the name and the weight of what it wraps, as PEFT's."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer, self.adapter = base, nn.Linear(base.in_features, base.out_features, bias=False)
+        self.bias = None
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base_layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.adapter(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Adapted, r"q_proj \(Adapted\) has parameters besides weight and bias \(down, up\), so it may compute more than W·x"),
+        (Linear, r"q_proj \(Linear\) has parameters besides weight and bias \(base_layer.weight, adapter.weight\)"),
+    ],
+)
+def test_projections_with_adapters_are_left_alone(kind: type[Any], reason: str) -> None:
+    model, _ = build("llama")
+    model.model.layers[1].self_attn.q_proj = kind(model.model.layers[1].self_attn.q_proj)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(UnsupportedError, match=reason):
+        fold_scale(model, FROM, TO)
+    with pytest.raises(UnsupportedError, match=reason):
+        qk_clip_(model, {f"model.layers.{layer}.self_attn": torch.full((4,), 200.0) for layer in range(2)})
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_a_forward_that_was_put_over_that_of_the_class_is_left_alone() -> None:
+    model, _ = build("llama")
+    projection, maxima = model.model.layers[1].self_attn.q_proj, {"model.layers.1.self_attn": torch.full((4,), 200.0)}
+    projection.forward = lambda x: nn.Linear.forward(projection, x).tanh()
+    with pytest.raises(UnsupportedError, match=r"q_proj \(Linear\) has a forward that was put over that of its class"):
+        qk_clip_(model, maxima)
+    projection._hf_hook = object()  # accelerate's, which moves the inputs
+    assert qk_clip_(model, maxima).clips
+
+
+def test_a_class_that_computes_the_same_product_is_edited() -> None:
+    model, _ = build("llama")
+    attention = model.model.layers[1].self_attn
+    projection = Cast(attention.q_proj.in_features, attention.q_proj.out_features, bias=False)
+    attention.q_proj = projection
+    before = projection.weight.detach().clone()
+    qk_clip_(model, {"model.layers.1.self_attn": torch.full((4,), 200.0)})
+    assert torch.equal(projection.weight, before * 0.5)
+
+
 def test_asking_for_projections_runs_no_hook() -> None:
     model, _ = build("qwen3")
     calls = []

@@ -86,12 +86,12 @@ def qk_clip_(
 
     Raises:
         ArgumentError: threshold is not above 0, a maximum is NaN or infinite, a tensor is not [heads], a name is no attention
-            module. UnsupportedError: a layout is unknown, or on="both" where k cannot be scaled alone. Nothing was changed then.
+            module. UnsupportedError: a layout is unknown, a projection computes more than W·x + b (an adapter), or on="both"
+            where k cannot be scaled alone. Nothing was changed then.
 
     Source: Kimi Team 2025 (Kimi K2, arXiv 2507.20534), section 2.1, with threshold 100; there each step of MuonClip clips so.
     """
-    if not isinstance(threshold, int | float) or not math.isfinite(threshold) or threshold <= 0:
-        raise ArgumentError("threshold", repr(threshold), "a finite number above 0, such as 100.0")
+    check_threshold(threshold)
     if on not in ("auto", "query", "both"):
         raise ArgumentError("on", repr(on), '"auto", "query" or "both"')
     if not isinstance(max_logits, Mapping):
@@ -110,12 +110,22 @@ def qk_clip_(
     return ClipReport(tuple(clips), edits.write())
 
 
+def check_threshold(threshold: object) -> None:
+    """Raise what `qk_clip_` would raise of this threshold.
+
+    Raises:
+        ArgumentError: it is no finite number above 0.
+    """
+    if not isinstance(threshold, int | float) or not math.isfinite(threshold) or threshold <= 0:
+        raise ArgumentError("threshold", repr(threshold), "a finite number above 0, such as 100.0")
+
+
 def check_clip(model: nn.Module, layouts: Mapping[str, Projections], on: Operand) -> None:
     """Raise what `qk_clip_` would raise of these modules, whatever their maxima; nothing is changed.
 
     Raises:
         UnsupportedError, ArgumentError: as `qk_clip_`: on="both" where k cannot be scaled alone; a parameter is missing,
-            reparametrised, quantised, or also held by a module that is not among these.
+            reparametrised, quantised, of a projection with an adapter, or also held by a module that is not among these.
     """
     edits = Edits(model)
     for name, projections in layouts.items():

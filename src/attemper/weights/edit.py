@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from attemper.errors import ArgumentError, UnsupportedError
+from attemper.weights.families import is_linear
 from attemper.weights.layout import Heads
 from attemper.weights.sharding import Part, largest_of_all, part, reshard
 
@@ -80,7 +81,8 @@ class Edits:
 
         Raises:
             ArgumentError: a parameter is missing, too small, or reparametrised.
-            UnsupportedError: a parameter is quantised, or shared with a module that asked for something else.
+            UnsupportedError: a parameter is quantised, of a projection that computes more than W·x + b, or shared with a module
+                that asked for something else.
         """
         spread = factors if factors.ndim == 2 else factors[:, None].expand(heads.features.shape)
         changed = spread != 1.0
@@ -161,6 +163,13 @@ class Edits:
         if parametrize.is_parametrized(owner, name):
             expected = "a plain weight: remove its parametrisation first (torch.nn.utils.parametrize.remove_parametrizations)"
             raise ArgumentError("model", f"{full}, which is computed from other parameters", expected)
+        more = _more_than_product(owner)
+        if more:
+            kind = f"{path or 'the model'} ({type(owner).__name__})"
+            raise UnsupportedError(
+                f"{kind} {more}, so it may compute more than W·x, and multiplying W would not multiply its output; "
+                "merge and remove what was added first"
+            )
         parameter = owner._parameters.get(name)
         if parameter is None:
             raise ArgumentError("parameters", full, "the name of a parameter of the model")
@@ -180,6 +189,24 @@ class Edits:
             if changed & set(pending.features.tolist()):
                 raise ArgumentError("features", f"outputs of {full} named for q and for k", "each output for one of them")
         return False
+
+
+def _more_than_product(owner: nn.Module) -> str:
+    """Why a projection may compute more than W·x + b, as a clause; "" where it does not, or is no projection.
+
+    A forward of its class's own is taken at its word where weight and bias are all that it has: those that cast, quantise or
+    spread the same product over devices are many.
+    """
+    if not is_linear(owner):
+        return ""
+    others = [name for name, _ in owner.named_parameters() if name not in ("weight", "bias")]
+    if others:
+        rest = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        return f"has parameters besides weight and bias ({', '.join(others[:3])}{rest})"
+    # Some adapters replace the forward of one instance; accelerate does too, to move the inputs, and leaves a mark.
+    if "forward" in vars(owner) and not hasattr(owner, "_hf_hook"):
+        return "has a forward that was put over that of its class"
+    return ""
 
 
 def _chosen(parameter: Tensor, dim: int | None, features: Tensor) -> Tensor:

@@ -68,7 +68,8 @@ def fold_scale(
 
     Raises:
         UnsupportedError: a rule depends on position; it is meant for q and k divided by their lengths; heads that share one gain
-            would need several factors; or a layout is unknown. Nothing was changed then, nor where an ArgumentError is raised.
+            would need several factors; a projection computes more than W·x + b (an adapter); or a layout is unknown. Nothing was
+            changed then, nor where an ArgumentError is raised.
         ArgumentError: a rule that is 0 or not finite, or was made for another number of heads.
 
     Source: Raffel et al. 2020 (T5, arXiv 1910.10683), whose models have 1/√d in W_q.

@@ -212,6 +212,21 @@ def test_what_cannot_be_clipped_is_named_and_told_once() -> None:
         clip.step()
 
 
+def test_projections_with_adapters_are_named_and_keep_their_weights() -> None:
+    model, inputs = build("llama", gain=4.0)
+    first, second = (layer.self_attn for layer in model.model.layers)
+    adapter = nn.Linear(first.q_proj.in_features, 3, bias=False)
+    first.q_proj.add_module("adapter", adapter)
+    kept, changed = first.q_proj.weight.detach().clone(), second.q_proj.weight.detach().clone()
+    with QKClip(model, 1e-3) as clip:
+        assert list(clip.unclipped) == ["model.layers.0.self_attn"]
+        model(**inputs)
+        with pytest.warns(UserWarning, match=r"unclipped: model.layers.0.*\(adapter.weight\)"):
+            clip.step()
+    assert torch.equal(first.q_proj.weight, kept)
+    assert not torch.equal(second.q_proj.weight, changed)
+
+
 def test_a_run_in_which_nothing_is_measured_says_so_once() -> None:
     class Blind(Given):
         def unseen(self) -> tuple[Unseen, ...]:
@@ -223,6 +238,46 @@ def test_a_run_in_which_nothing_is_measured_says_so_once() -> None:
         assert clip.step() is None
     assert told[0].filename == __file__
     assert clip.step() is None
+
+
+def test_a_second_one_on_a_watch_is_refused_until_the_first_is_removed() -> None:
+    model, tokens = steep()
+    with QKClip(model, 10.0) as first:
+        loss_of(model, tokens).backward()
+        with pytest.raises(UnsupportedError, match=r"model: a QKClip asks this watch already, .*; remove\(\) it first"):
+            QKClip(model, 5.0)
+        first.step()
+        assert first.clipped > 0  # by what was measured before
+    with pytest.raises(UnsupportedError, match="QKClip: it was removed, and clips no more"):
+        first.step()
+    with watch(model) as watching:
+        clip = QKClip(model, 5.0, watch=watching)
+        clip.remove()
+        clip = QKClip(model, 5.0)
+        del clip  # one that nobody holds asks no more
+        with QKClip(model, 5.0) as clip:
+            assert clip.step() is None
+
+
+def test_a_watch_that_was_removed_is_said() -> None:
+    model, tokens = steep()
+    watching = watch(model)
+    clip = QKClip(model, 10.0)
+    loss_of(model, tokens).backward()
+    watching.remove()
+    with pytest.raises(UnsupportedError, match="watch: it was removed, and measures nothing more"):
+        clip.step()
+    clip.remove()
+    with pytest.raises(UnsupportedError, match="watch: it was removed, and measures nothing more"):
+        QKClip(model, watch=watching)
+
+
+@pytest.mark.parametrize("bad", ["x", None, math.nan, math.inf, 0, -1.0])
+def test_a_threshold_that_is_set_later_is_checked(bad: Any) -> None:
+    clip = QKClip(nn.MultiheadAttention(22, 2), 7.0, watch=Given({}))
+    with pytest.raises(ArgumentError, match=rf"threshold: got {bad!r}; expected a finite number above 0"):
+        clip.threshold = bad
+    assert clip.threshold == 7.0
 
 
 def test_weights_that_are_flattened_are_refused() -> None:

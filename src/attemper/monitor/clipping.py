@@ -9,6 +9,7 @@ What it must hold:
 
 import math
 import warnings
+import weakref
 from collections import defaultdict
 from collections.abc import Mapping
 from types import TracebackType
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from attemper.errors import ArgumentError, AttemperError, UnsupportedError
 from attemper.monitor.watching import Watch, innermost, watch
 from attemper.weights import ClipReport, Projections, qk_clip_
-from attemper.weights.clip import Operand, check_clip, clipped_parameters
+from attemper.weights.clip import Operand, check_clip, check_threshold, clipped_parameters
 from attemper.weights.families import find_known
 
 
@@ -29,6 +30,10 @@ class Maxima(Protocol):
 
     def maxima(self) -> Mapping[str, Tensor]:
         """float64 [heads] of each layer, since the last call: the largest |scale·q·k|; −inf where nothing was measured."""
+
+
+# By the identity of the watch: each measurement is told once, so two that ask would take it from one another.
+_clips: weakref.WeakValueDictionary[int, "QKClip"] = weakref.WeakValueDictionary()
 
 
 class QKClip:
@@ -55,7 +60,6 @@ class QKClip:
         layouts: of modules that the table of families does not know, or knows wrongly, by name; see `find_projections`.
 
     Attributes:
-        threshold: as given; may be changed while training.
         clipped: how many heads the last `step` clipped. min_factor: the smallest γ among them, 1.0 where there was none.
         skipped: how many layers the last `step` left alone for a NaN or infinite maximum.
         total: layer → int64 [heads], how often each head was clipped since the start.
@@ -64,7 +68,7 @@ class QKClip:
 
     Raises:
         ArgumentError: threshold or on is unusable, or no module of the model can be clipped; the reasons are told.
-        UnsupportedError: a part of the model is a FullyShardedDataParallel.
+        UnsupportedError: a part of the model is a FullyShardedDataParallel; the watch was removed, or another QKClip asks it.
 
     Source: Kimi Team 2025 (Kimi K2, arXiv 2507.20534), section 2.1, MuonClip.
     """
@@ -108,7 +112,23 @@ class QKClip:
         self.total = {name: torch.zeros(one.heads, dtype=torch.int64) for name, one in self._layouts.items()}
         self.nonfinite = dict.fromkeys(self._layouts, 0)
         self._watch, self._own = (watch, None) if watch is not None else _watch_of(model)
+        _check_watch(self._watch)
+        if id(self._watch) in _clips:
+            raise UnsupportedError(
+                "model: a QKClip asks this watch already, and the two would take the maxima from one another; remove() it first"
+            )
+        _clips[id(self._watch)] = self
         self._watch.maxima()  # from now on: what was measured before belongs to weights that have been stepped since
+
+    @property
+    def threshold(self) -> float:
+        """What no logit should exceed; may be changed while training. Setting it raises ArgumentError as making a QKClip does."""
+        return self._threshold
+
+    @threshold.setter
+    def threshold(self, threshold: float) -> None:
+        check_threshold(threshold)
+        self._threshold = float(threshold)
 
     def step(self) -> ClipReport | None:
         """Clip by what was measured since the last call; after the optimiser's step. Every process calls it.
@@ -118,7 +138,11 @@ class QKClip:
 
         Raises:
             ArgumentError: a layer was measured with another number of heads than its layout has.
+            UnsupportedError: this, or the watch that it asks, was removed; or a projection has got an adapter since.
         """
+        if _clips.get(id(self._watch)) is not self:
+            raise UnsupportedError("QKClip: it was removed, and clips no more; make a new one")
+        _check_watch(self._watch)
         measured = self._watch.maxima()
         self.clipped, self.min_factor, self.skipped = 0, 1.0, 0
         over: dict[str, Tensor] = {}
@@ -170,7 +194,9 @@ class QKClip:
         self.smallest, self.nonfinite = float(state["smallest"]), dict(state["nonfinite"])
 
     def remove(self) -> None:
-        """Stop measuring, where this started it. The weights stay as they are."""
+        """Clip no more, and stop measuring, where this started it. The weights stay as they are."""
+        if _clips.get(id(self._watch)) is self:
+            del _clips[id(self._watch)]
         if self._own is not None:
             self._own.remove()
             self._own = None
@@ -229,6 +255,11 @@ class QKClip:
 
     def __repr__(self) -> str:
         return f"QKClip(threshold={self.threshold:g}, layers={len(self._layouts)}, unclipped={len(self.unclipped)})"
+
+
+def _check_watch(watch: Maxima) -> None:
+    if isinstance(watch, Watch) and Watch.of(watch._model) is not watch:
+        raise UnsupportedError("watch: it was removed, and measures nothing more; make a QKClip of one that lasts as long as it")
 
 
 def _watch_of(model: nn.Module) -> tuple[Maxima, Any]:

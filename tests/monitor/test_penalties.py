@@ -252,6 +252,89 @@ def test_copies_of_the_model_collect_nothing() -> None:
         assert torch.equal(penalties(), kept)
 
 
+class Failing(nn.Module):
+    """A layer at the end that raises what it is told to."""
+
+    fault: BaseException | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fault is not None:
+            raise self.fault
+        return x
+
+
+@pytest.mark.parametrize("fault", [RuntimeError, KeyboardInterrupt])  # of the latter torch tells no hook
+def test_a_pass_that_failed_counts_for_nothing(fault: type[BaseException]) -> None:
+    inner, x = made()
+    failing = Failing()
+    model = nn.Sequential(inner, failing)
+
+    def fail() -> None:
+        failing.fault = fault("broken off")
+        with pytest.raises(fault, match="broken off"):
+            model(x)
+        failing.fault = None
+
+    with Penalties(model, **FACTORS) as penalties:
+        model(x)
+        once = penalties()
+        fail()
+        model(x)
+        assert torch.equal(penalties(), once)
+        model(x)
+        failing.fault = fault("broken off")
+        try:
+            model(x)
+        except fault:  # tried again while it is being handled
+            failing.fault = None
+            model(x)
+        torch.testing.assert_close(penalties(), 2 * once)
+        fail()
+        with pytest.raises(UnsupportedError, match="since the last call"):
+            penalties()
+        fail()
+        model.eval()
+        model(x)
+        with pytest.raises(UnsupportedError, match="since the last call"):
+            penalties()
+
+
+def test_removing_after_an_interrupt_leaves_no_hook() -> None:
+    hooks = (torch.nn.modules.module._global_forward_pre_hooks, torch.nn.modules.module._global_forward_hooks)
+    before = [len(each) for each in hooks]
+    model = nn.Sequential(made()[0], Failing())
+    model[1].fault = KeyboardInterrupt("broken off")
+    with Penalties(model, **FACTORS), pytest.raises(KeyboardInterrupt, match="broken off"):
+        model(made()[1])
+    assert [len(each) for each in hooks] == before
+    assert Use.of(model) is None
+
+
+class Again(nn.Module):
+    """A model that calls itself once."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.depth = inner, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.depth = 1 - self.depth
+        if self.depth:
+            self(x)
+        return self.inner(x)
+
+
+def test_a_model_that_calls_itself_counts_both_calls() -> None:
+    inner, x = made()
+    model = Again(inner)
+    with Penalties(inner, **FACTORS) as penalties:
+        inner(x)
+        once = penalties()
+    with Penalties(model, **FACTORS) as penalties:
+        model(x)
+        torch.testing.assert_close(penalties(), 2 * once)
+
+
 class Materialised(nn.Module):
     """Attention that nobody can replace."""
 

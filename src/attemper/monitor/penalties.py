@@ -3,6 +3,7 @@
 What it must hold:
 - the gradient is that of the sum that the docs state, also under gradient accumulation, autocast and activation checkpointing;
 - a penalty that could not be collected is an error, never a gradient that is silently missing;
+- a forward pass that raised counts for nothing, whether or not torch told of it (of a KeyboardInterrupt it does not);
 - nothing of size queries × keys is kept, and nothing here waits for the device.
 
 The rows come from attemper's own kernel, which tells listeners of each call. The forward pass keeps lse, entropy and count, and
@@ -50,8 +51,8 @@ class Penalties:
 
     A call gives Σ over the attention calls since the last one of z_loss·mean lse² + weight·mean max(0, floor − H / ln n)²: see
     `attemper.nn.z_loss` and `attemper.nn.entropy_floor`; padded queries, where the model's mask shows them, are left out.
-    Forward passes in evaluation mode, or without gradients, do not count. While it lasts the model is in use (`attemper.use`);
-    a context manager, and `remove()` does the same as leaving it.
+    Forward passes in evaluation mode, without gradients, or that raised do not count. While it lasts the model is in use
+    (`attemper.use`); a context manager, and `remove()` does the same as leaving it.
 
     Args:
         model: any module; of a DistributedDataParallel the one inside is meant.
@@ -81,6 +82,8 @@ class Penalties:
         self._model = innermost(model)
         self._layers = matching(self._model, layers)
         self._rows: list[CountedRows] = []
+        self._before = 0  # how many of them are of passes before the one that runs
+        self._handled: BaseException | None = None  # what was being handled as it began
         self._forward: contextlib.ExitStack | None = None
         self._recorder: Recorder | None = None
         self._stack = contextlib.ExitStack()
@@ -99,7 +102,10 @@ class Penalties:
         Raises:
             UnsupportedError: no attention of attemper ran in training since; the message says what ran instead.
         """
-        rows, self._rows = self._rows, []
+        if self._forward is not None and not _running(self._model):
+            self._drop()  # a KeyboardInterrupt left it open
+        rows = self._rows
+        self.forget()
         if not rows:
             others = "; ".join(f"{each.module or 'the model'}: {each.reason}" for each in self.kept)
             raise UnsupportedError(
@@ -117,10 +123,11 @@ class Penalties:
 
     def forget(self) -> None:
         """Drop what has been collected since the last call, as after a forward pass that is not trained on."""
-        self._rows = []
+        self._rows, self._before = [], 0
 
     def remove(self) -> None:
         """Stop collecting, and give the model its own attention back where this replaced it."""
+        self._close()
         self._stack.close()
         self.forget()
 
@@ -135,12 +142,19 @@ class Penalties:
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         """Forward pre-hook of the model."""
-        if torch.compiler.is_compiling() or self._forward is not None or not module.training:
+        if torch.compiler.is_compiling():
+            return
+        if self._forward is not None:
+            if _running(module) > 1:
+                return
+            self._drop()  # as above
+        if not module.training:
             return
         if torch._C._current_graph_task_id() != -1:  # the whole model is checkpointed, and runs again
             return
         if is_compiled(module):
             raise UnsupportedError(_COMPILED)
+        self._before, self._handled = len(self._rows), sys.exc_info()[1]
         self._recorder = Recorder(module, lambda call: None, follow_projections=False)
         self._recorder.enter(module, args)
         self._forward = contextlib.ExitStack()
@@ -149,9 +163,21 @@ class Penalties:
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the model, called after exceptions too."""
-        if self._forward is not None and self._recorder is not None and self._recorder.listening:
+        if self._forward is None or self._recorder is None or not self._recorder.listening or _running(module) > 1:
+            return
+        if sys.exc_info()[1] is not self._handled:
+            self._drop()
+        self._close()
+
+    def _drop(self) -> None:
+        """Forget the pass that runs, and end it."""
+        del self._rows[self._before :]
+        self._close()
+
+    def _close(self) -> None:
+        if self._forward is not None:
             self._forward.close()
-            self._forward = self._recorder = None
+        self._forward = self._recorder = self._handled = None
 
     def _hear(self, problem: Problem, rows: RowStats | None) -> None:
         recorder = self._recorder
@@ -230,6 +256,15 @@ def _query_mask(problem: Problem, recorder: Recorder) -> Tensor | None:
     )
     mask = call.query_mask()
     return None if mask is None else problem.restore(mask)
+
+
+def _running(module: nn.Module) -> int:
+    """How many calls of this module are running, one inside the other."""
+    calls, frame = 0, sys._getframe(1)
+    while frame is not None:
+        calls += frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals.get("self") is module
+        frame = frame.f_back
+    return calls
 
 
 def _in_reentrant_checkpoint() -> bool:

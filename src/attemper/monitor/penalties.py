@@ -13,8 +13,7 @@ it runs again, and there nothing of ours does.
 
 import contextlib
 import sys
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +28,7 @@ from attemper.capture.functional import crosses
 from attemper.capture.recorder import Recorder
 from attemper.capture.using import Kept, Use, use
 from attemper.errors import ArgumentError, UnsupportedError
+from attemper.monitor.hooks import Hook
 from attemper.monitor.watching import innermost, matching
 from attemper.nn.penalties import CountedRows, check_floor, counted, entropy_floor_of, z_loss_of
 from attemper.ops import LISTENERS, Listener, Problem
@@ -93,8 +93,8 @@ class Penalties:
         listener = Listener(self._hear, wants_rows=True)
         LISTENERS.append(listener)
         self._stack.callback(LISTENERS.remove, listener)
-        self._stack.callback(self._model.register_forward_pre_hook(_Hook(self._enter)).remove)
-        self._stack.callback(self._model.register_forward_hook(_Hook(self._leave), always_call=True).remove)
+        self._stack.callback(self._model.register_forward_pre_hook(Hook(self._enter)).remove)
+        self._stack.callback(self._model.register_forward_hook(Hook(self._leave), always_call=True).remove)
 
     def __call__(self) -> Tensor:
         """The penalties of all that ran since the last call, a 0-d tensor in float32 (float64 in a float64 model).
@@ -193,29 +193,6 @@ class Penalties:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.remove()
-
-
-class _Hook:
-    """A hook that a copy of the model, by deepcopy or pickle, does not have."""
-
-    def __init__(self, method: Callable[..., None]) -> None:
-        self._method = weakref.WeakMethod(method)
-
-    def __call__(self, *arguments: Any) -> None:
-        method = self._method()
-        if method is not None:
-            method(*arguments)
-
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return _no_hook, ()
-
-
-def _no_hook() -> Callable[..., None]:
-    return _nothing
-
-
-def _nothing(*arguments: Any) -> None:
-    pass
 
 
 def _factor(argument: str, given: object) -> float:

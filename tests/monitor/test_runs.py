@@ -97,6 +97,28 @@ def test_a_run_that_is_there_is_left_alone(tracker: Make, tmp_path: Path) -> Non
 
 
 @BOTH
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_start_that_failed_before_its_first_step_is_not_in_the_way(tracker: Make, resume: bool, tmp_path: Path) -> None:
+    for model in ("Encoder", "Other"):
+        failed = tracker(tmp_path / "run")
+        failed.begin(dataclasses.replace(INFO, model=model))
+        failed.close()
+    write(tracker, tmp_path / "run", [record_of(0)], resume=resume)
+    run = read_run(tmp_path / "run")
+    assert (run.info, list(run.scalars), run.attempt) == (INFO, [0], 0)
+
+
+@BOTH
+def test_what_is_no_run_is_not_taken_for_one_that_failed(tracker: Make, tmp_path: Path) -> None:
+    path = tmp_path / "run" / "_run.json" if tracker is Parquet else tmp_path / "run"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('{"kind": "run", "mine": 1}\n')
+    with pytest.raises(ArgumentError, match=r"run, wh\w+ .*already"):
+        tracker(tmp_path / "run").begin(INFO)
+    assert path.read_text() == '{"kind": "run", "mine": 1}\n'
+
+
+@BOTH
 def test_a_step_without_layers_is_a_step(tracker: Make, tmp_path: Path) -> None:
     write(tracker, tmp_path / "run", [StepRecord(3, 5.0, (), (), {"loss": math.nan, "rate": math.inf})])
     run = read_run(tmp_path / "run")

@@ -31,7 +31,8 @@ class JSONLines:
             logged from that step on stays in the file, and `read_run` leaves it out.
 
     Raises:
-        ArgumentError: by `begin`, if something is there and `resume` is not set, or if what is there is a run of another model.
+        ArgumentError: by `begin`, if something is there and `resume` is not set, or if what is there is a run of another model. A
+            run without any step, which a start that failed leaves, is written over.
         LoadError: by `begin`, if what is there is no run.
     """
 
@@ -72,19 +73,19 @@ class JSONLines:
         self._stream.close()
 
     def _check_present(self, run: RunInfo) -> None:
-        if not self.resume:
-            raise ArgumentError(
-                "path", f"{self.path}, which is there already", "a new file, or resume=True to go on with that run"
-            )
         with self.path.open("rb+") as stream:
             end = _end(stream)
-            if end:  # else the process was killed in the first line, and nothing is there to go on with
-                check_same_model(_info(self.path, stream), run, self.path)
-                step = next((line for line in _steps(self.path, stream)), None)
-                if step is not None:
-                    self._last, self._attempt = step["step"], step["attempt"]
-            elif not _begins_as_run(stream):
+            if _is_free(self.path, stream, end):
+                end = 0
+            elif not self.resume:
+                given = f"{self.path}, which is there already"
+                raise ArgumentError("path", given, "a new file, or resume=True to go on with that run")
+            elif end == 0:
                 raise LoadError(f"{self.path}: no line of it is complete; expected {_EXPECTED}")
+            else:
+                check_same_model(_info(self.path, stream), run, self.path)
+                step = next(_steps(self.path, stream))
+                self._last, self._attempt = step["step"], step["attempt"]
             stream.truncate(end)
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -229,6 +230,17 @@ def _end(stream: BinaryIO) -> int:
             return start + found + 1
         position = start
     return 0
+
+
+def _is_free(path: Path, stream: BinaryIO, end: int) -> bool:
+    """Whether no step is in it: what a start leaves that failed, or was killed, before the first one."""
+    if end == 0:  # killed in the first line
+        return _begins_as_run(stream)
+    try:
+        _info(path, stream)
+        return next(_steps(path, stream), None) is None
+    except LoadError:
+        return False
 
 
 def _begins_as_run(stream: BinaryIO) -> bool:

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attemper.errors import ArgumentError
+from attemper.errors import ArgumentError, LoadError
 from attemper.monitor.records import RunInfo, StepRecord
 from attemper.monitor.trackers.json_lines import check_same_model
 from attemper.monitor.trackers.parquet_folder import (
@@ -48,7 +48,8 @@ class Parquet:
             logged from that step on stays there, under the earlier number in the column `attempt`, and `read_run` leaves it out.
 
     Raises:
-        ArgumentError: by `begin`, if something is there and `resume` is not set, or if what is there is a run of another model.
+        ArgumentError: by `begin`, if something is there and `resume` is not set, or if what is there is a run of another model. A
+            run without any step, which a start that failed leaves, is written over.
         LoadError: by `begin`, if what is there is no run.
         MissingExtraError: by `begin`, without pyarrow.
     """
@@ -93,14 +94,12 @@ class Parquet:
         """Nothing is left to do: each step is written as it is logged."""
 
     def _check_present(self, run: RunInfo) -> None:
-        present = [path for path in self.folder.iterdir() if not path.name.startswith(".")]
-        if not present:
+        if self._is_free():
+            (self.folder / INFO).unlink(missing_ok=True)
             return
         if not self.resume:
             given = f"{self.folder}, where something is already"
             raise ArgumentError("folder", given, "an empty or new folder, or resume=True to go on with the run that is there")
-        if {path.name for path in present} == {SIDE} and not any((self.folder / SIDE).iterdir()):
-            return  # killed while it was made
         check_same_model(info_of(self.folder), run, self.folder)
         for folder in (self.folder, self.folder / SIDE):
             for left in folder.glob(".*.tmp"):
@@ -110,6 +109,19 @@ class Parquet:
             steps = table_of(self.folder / SIDE / files[-1].name, ["step"]).column("step").to_pylist()
             self._last, self._attempt = max(steps), files[-1].attempt
         self._remove_unfinished()
+
+    def _is_free(self) -> bool:
+        """Whether nothing is there, or what a start leaves that failed, or was killed, before the first step."""
+        present = {path.name for path in self.folder.iterdir() if not path.name.startswith(".")}
+        side = self.folder / SIDE
+        if not present <= {INFO, SIDE} or (side.exists() and any(not path.name.startswith(".") for path in side.iterdir())):
+            return False
+        if INFO in present:
+            try:
+                info_of(self.folder)
+            except LoadError:
+                return False
+        return True
 
     def _remove_unfinished(self) -> None:
         """Take away rows of the one step whose line was not written any more: resumed, it comes again."""

@@ -10,7 +10,7 @@ import pytest
 from attemper.errors import ArgumentError
 from attemper.monitor import RunInfo, StepRecord
 from attemper.monitor.runs import read_run
-from attemper.monitor.trackers import JSONLines, Live, Parquet, resolve
+from attemper.monitor.trackers import JSONLines, Live, Parquet, Trackio, WandB, resolve
 from attemper.monitor.trackers.guard import begin_all
 from tests.monitored import INFO, record_of
 from tests.running import ROOT
@@ -62,6 +62,15 @@ def test_each_name_makes_its_tracker(name: str, tmp_path: Path) -> None:
     assert type(tracker.tracker).__name__ == DECLARED[name].rpartition(":")[2]
 
 
+def test_the_place_of_a_dashboard_is_its_project() -> None:
+    wandb, trackio, plain = (guarded.tracker for guarded in resolve(["wandb:mine", "trackio:mine", "trackio"]))
+    assert isinstance(wandb, WandB)
+    assert isinstance(trackio, Trackio)
+    assert isinstance(plain, Trackio)
+    assert (wandb._given, wandb._init) == (None, {"project": "mine"})
+    assert (trackio._given, trackio._init["project"], plain._init["project"]) == (None, "mine", "attemper")
+
+
 def test_strings_instances_and_functions_together(tmp_path: Path) -> None:
     seen: list[StepRecord] = []
     mine = Other()
@@ -95,6 +104,7 @@ def test_trackers_that_are_there_are_not_wrapped_again() -> None:
         ("paquet:runs/x", "'paquet:runs/x'; expected one of jsonl, live, mlflow, other, parquet, tensorboard, trackio, wandb"),
         ("parquet", "'parquet'; expected \"parquet:FOLDER\", where it is to write"),
         ("jsonl:", "'jsonl:'; expected \"jsonl:PATH\""),
+        ("live:7", "'live:7'; expected \"live\" alone: it writes to no place"),
         ([Parquet], r"the class Parquet; expected an instance of it: Parquet\(…\)"),
         (3, "3; expected trackers, functions, or strings"),
         ([3], "3; expected a tracker, a function of one record, or a string"),

@@ -10,6 +10,7 @@ from attemper.monitor.trackers.base import Tracker
 from attemper.monitor.trackers.guard import Guarded
 
 GROUP = "attemper.trackers"
+_PLACES = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 class Calling:
@@ -34,10 +35,11 @@ def resolve(trackers: "str | Tracker | Callable[[StepRecord], object] | Iterable
 
     Args:
         trackers: one of, or any number of: a tracker; a function of one record; "name" or "name:where", such as "parquet:runs/a",
-            where the name is an entry point of the group `attemper.trackers` and what it names is called with where.
+            where the name is an entry point of the group `attemper.trackers` and what it names is called with where: as its first
+            argument, or as the one that its attribute `WHERE` names.
 
     Raises:
-        ArgumentError: no tracker has that name, it needs a where, or it is none of these.
+        ArgumentError: no tracker has that name, it needs a where or takes none, or it is none of these.
     """
     if isinstance(trackers, str | Tracker) or callable(trackers):
         trackers = (trackers,)
@@ -68,11 +70,14 @@ def _named(text: str) -> Tracker:
             "trackers", repr(text), f"one of {', '.join(sorted(known))}, with :WHERE behind it where it writes to a place"
         )
     make = known[name].load()
-    needed = [
-        parameter.name
-        for parameter in inspect.signature(make).parameters.values()
-        if parameter.default is parameter.empty and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
+    named = getattr(make, "WHERE", None)
+    if named is not None:
+        return make(**{named: where}) if where else make()
+    parameters = inspect.signature(make).parameters.values()
+    places = [each for each in parameters if each.kind in _PLACES]
+    needed = [each.name for each in places if each.default is each.empty and each.kind != each.VAR_POSITIONAL]
     if needed and not where:
         raise ArgumentError("trackers", repr(text), f'"{name}:{needed[0].upper()}", where it is to write')
+    if where and not places:
+        raise ArgumentError("trackers", repr(text), f'"{name}" alone: it writes to no place')
     return make(where) if where else make()

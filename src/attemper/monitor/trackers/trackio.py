@@ -1,6 +1,6 @@
 """A run as trackio shows it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attemper.errors import MissingExtraError
 from attemper.monitor.records import RunInfo, StepRecord
@@ -26,6 +26,8 @@ class Trackio:
     Raises:
         MissingExtraError: by `begin`, without trackio.
     """
+
+    WHERE: ClassVar[str] = "project"  # the argument that is meant by the place of "trackio:PLACE"
 
     def __init__(
         self, run: "trackio_package.Run | None" = None, *, project: str = "attemper", most: int = 500, **init: Any

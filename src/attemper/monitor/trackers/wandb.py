@@ -1,6 +1,6 @@
 """A run as Weights & Biases shows it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attemper.errors import MissingExtraError
 from attemper.monitor.records import RunInfo, StepRecord
@@ -30,6 +30,8 @@ class WandB:
     Raises:
         MissingExtraError: by `begin`, without wandb.
     """
+
+    WHERE: ClassVar[str] = "project"  # the argument that is meant by the place of "wandb:PLACE"
 
     def __init__(self, run: "wandb_package.Run | None" = None, *, most: int = 500, **init: Any) -> None:
         self._given, self._init = run, init

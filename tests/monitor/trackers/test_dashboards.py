@@ -14,8 +14,8 @@ import pytest
 
 from attemper.errors import ArgumentError
 from attemper.monitor.records import StepRecord
-from attemper.monitor.trackers import TensorBoard
-from attemper.monitor.trackers.summary import Summary
+from attemper.monitor.trackers import MLflow, TensorBoard
+from attemper.monitor.trackers.summary import Summary, text_of
 from tests.dashboards import RECORDS, environment
 from tests.monitored import INFO, record_of
 from tests.running import ROOT
@@ -113,6 +113,26 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert found == scalars_of(RECORDS)
         path = client.download_artifacts(run.info.run_id, "attemper/alarms.txt", str(tmp_path))
         assert [line.split()[2] for line in Path(path).read_text().splitlines()] == ALARMS
+
+
+@pytest.mark.slow
+def test_mlflow_keeps_the_alarms_of_a_run_that_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    from mlflow import MlflowClient
+
+    store = (tmp_path / "store").as_uri()
+    client = MlflowClient(store)
+    run = client.create_run(client.create_experiment("mine")).info.run_id
+    for step in (0, 1, 2):
+        tracker = MLflow(store, run_id=run)
+        tracker.begin(INFO)
+        tracker.log(record_of(3 * step))
+        tracker.close()
+    path = client.download_artifacts(run, "attemper/alarms.txt", str(tmp_path))
+    wanted = [text_of(alarm) for step in (0, 1, 2) for alarm in record_of(3 * step).alarms]
+    assert len(wanted) == 6
+    assert Path(path).read_text().splitlines() == wanted
 
 
 @pytest.mark.slow

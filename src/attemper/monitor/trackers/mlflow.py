@@ -1,5 +1,8 @@
 """A run as MLflow shows it."""
 
+import posixpath
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attemper.errors import MissingExtraError
@@ -21,7 +24,7 @@ class MLflow:
 
     Args:
         uri: of the tracking server or store; None for MLflow's own choice (MLFLOW_TRACKING_URI).
-        run_id: of a run that is there; left open at the end.
+        run_id: of a run that is there; left open at the end. Alarms are added to those that it has.
         experiment: for a run of its own. name: of that run.
         most: scalars of one step; see `Summary`.
 
@@ -61,6 +64,8 @@ class MLflow:
             number = experiment.experiment_id if experiment else self._client.create_experiment(self.experiment)
             present = self._client.create_run(number, run_name=self.name).info.run_id
         self._run = present
+        if not self._own:
+            self._alarms = self._alarms_present()
         for name, value in fields_of(run).items():
             self._client.set_tag(self._run, f"attemper.{name}", value)
 
@@ -80,3 +85,10 @@ class MLflow:
         """End the run, if it was started here."""
         if self._own:
             self._client.set_terminated(self._run)
+
+    def _alarms_present(self) -> list[str]:
+        """The lines that are there: an artifact is written whole, so that they would be lost to the next alarm."""
+        if not any(file.path == _ALARMS for file in self._client.list_artifacts(self._run, posixpath.dirname(_ALARMS))):
+            return []
+        with tempfile.TemporaryDirectory() as folder:
+            return Path(self._client.download_artifacts(self._run, _ALARMS, folder)).read_text("utf-8").splitlines(keepends=True)

@@ -2,7 +2,7 @@
 
 import logging
 import tomllib
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distribution, entry_points
 from pathlib import Path
 
 import pytest
@@ -147,3 +147,40 @@ def test_a_fault_in_the_beginning_is_raised_and_the_others_are_closed(tmp_path: 
     with pytest.raises(ArgumentError, match="there, which is there already"):
         begin_all(trackers, INFO)
     assert (first.seen, last.seen) == (["begin", "close"], [])
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("not_there_at_all:X", "ModuleNotFoundError: No module named 'not_there_at_all'"),
+        ("json:Nope", "AttributeError: module 'json' has no attribute 'Nope'"),
+        ("with_a_fault:X", "SyntaxError: .*invalid syntax"),
+        ("builtins:dict", "ValueError: no signature found for builtin type"),
+        ("pathlib:PurePath", "it makes a PurePosixPath, which lacks begin, log or close"),
+        ("tests.monitor.trackers.test_resolve:fails", "RuntimeError: no place x"),
+    ],
+)
+def test_a_broken_tracker_of_another_package_is_named(
+    value: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "with_a_fault.py").write_text("class = 3\n")
+    about = tmp_path / "third-1.5.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: third\nVersion: 1.5\n")
+    (about / "entry_points.txt").write_text(f"[{GROUP}]\nbad = {value}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = distribution("third").entry_points
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found)
+    with pytest.raises(ArgumentError, match=f"'bad:x', which the package third 1.5 brings as {value} and which failed: {words}"):
+        resolve("bad:x")
+
+
+def fails(where: str) -> Other:
+    raise RuntimeError(f"no place {where}")
+
+
+def test_no_other_package_takes_a_name_of_attemper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    points = [EntryPoint("jsonl", value, GROUP) for value in (DECLARED["jsonl"], "tests.monitor.trackers.test_resolve:Other")]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
+    (tracker,) = resolve(f"jsonl:{tmp_path / 'run'}")
+    assert isinstance(tracker.tracker, JSONLines)

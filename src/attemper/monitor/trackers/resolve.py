@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from importlib import metadata
 
-from attemper.errors import ArgumentError
+from attemper.errors import ArgumentError, AttemperError
 from attemper.monitor.records import RunInfo, StepRecord
 from attemper.monitor.trackers.base import Tracker
 from attemper.monitor.trackers.guard import Guarded
@@ -39,7 +39,7 @@ def resolve(trackers: "str | Tracker | Callable[[StepRecord], object] | Iterable
             argument, or as the one that its attribute `WHERE` names.
 
     Raises:
-        ArgumentError: no tracker has that name, it needs a where or takes none, or it is none of these.
+        ArgumentError: no tracker has that name, it needs a where or takes none, what has it is broken, or it is none of these.
     """
     if isinstance(trackers, str | Tracker) or callable(trackers):
         trackers = (trackers,)
@@ -64,12 +64,26 @@ def _guarded(given: object) -> Guarded:
 
 def _named(text: str) -> Tracker:
     name, _, where = text.partition(":")
-    known = {point.name: point for point in metadata.entry_points(group=GROUP)}
+    # Those of attemper last, so that no other package takes their names.
+    points = sorted(metadata.entry_points(group=GROUP), key=lambda point: point.value.startswith("attemper."))
+    known = {point.name: point for point in points}
     if name not in known:
         raise ArgumentError(
             "trackers", repr(text), f"one of {', '.join(sorted(known))}, with :WHERE behind it where it writes to a place"
         )
-    make = known[name].load()
+    point = known[name]
+    try:
+        tracker = _made(point.load(), text, name, where)
+    except AttemperError:
+        raise
+    except Exception as error:  # whatever another package's module or constructor raises
+        raise _broken(text, point, f"{type(error).__name__}: {error}") from error
+    if not isinstance(tracker, Tracker):
+        raise _broken(text, point, f"it makes a {type(tracker).__name__}, which lacks begin, log or close")
+    return tracker
+
+
+def _made(make: Callable[..., object], text: str, name: str, where: str) -> object:
     named = getattr(make, "WHERE", None)
     if named is not None:
         return make(**{named: where}) if where else make()
@@ -81,3 +95,9 @@ def _named(text: str) -> Tracker:
     if where and not places:
         raise ArgumentError("trackers", repr(text), f'"{name}" alone: it writes to no place')
     return make(where) if where else make()
+
+
+def _broken(text: str, point: metadata.EntryPoint, fault: str) -> ArgumentError:
+    package = f"the package {point.dist.name} {point.dist.version}" if point.dist else "a package"
+    given = f"{text!r}, which {package} brings as {point.value} and which failed: {fault}"
+    return ArgumentError("trackers", given, "a tracker that works: put that package right, or leave the tracker out")

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from attemper.errors import ArgumentError, LoadError
 from attemper.monitor.records import COLUMNS, FIGURES, NORMS, LayerRecord, Run, RunInfo, StepRecord
+from attemper.monitor.trackers.locking import Lock
 from attemper.monitor.trackers.rows import alarm_from, fields_of, info_from, number_from
 from attemper.stats.numbers import to_json
 
@@ -31,24 +32,30 @@ class JSONLines:
             logged from that step on stays in the file, and `read_run` leaves it out.
 
     Raises:
-        ArgumentError: by `begin`, if something is there and `resume` is not set, or if what is there is a run of another model. A
-            run without any step, which a start that failed leaves, is written over.
+        ArgumentError: by `begin`, if something is there and `resume` is not set, if what is there is a run of another model, or if
+            another tracker or process is writing it. A run without any step, which a start that failed leaves, is written over.
         LoadError: by `begin`, if what is there is no run.
     """
 
     def __init__(self, path: "str | os.PathLike[str]", *, resume: bool = False) -> None:
         self.path, self.resume = Path(path), resume
         self._stream: BinaryIO  # from begin on
+        self._lock: Lock | None = None
         self._last, self._attempt = -1, 0
 
     def begin(self, run: RunInfo) -> None:
         """Write the first line, or find the end of the run that is there."""
         if self.path.is_dir():
             raise ArgumentError("path", f"a folder, {self.path}", "the name of a file")
-        if self.path.exists() and self.path.stat().st_size:
-            self._check_present(run)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._stream = self.path.open("ab")
+        try:
+            self._lock = Lock("path", self.path)
+            if self.path.stat().st_size:
+                self._check_present(run)
+        except BaseException:
+            self.close()
+            raise
         self._write({"kind": "run", "format": _FORMAT, "info": fields_of(run)})
 
     def log(self, record: StepRecord) -> None:
@@ -71,6 +78,8 @@ class JSONLines:
     def close(self) -> None:
         """Close the file."""
         self._stream.close()
+        if self._lock is not None:
+            self._lock.release()
 
     def _check_present(self, run: RunInfo) -> None:
         with self.path.open("rb+") as stream:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from attemper.errors import ArgumentError, LoadError
 from attemper.monitor.records import RunInfo, StepRecord
 from attemper.monitor.trackers.json_lines import check_same_model
+from attemper.monitor.trackers.locking import Lock
 from attemper.monitor.trackers.parquet_folder import (
     FORMAT,
     INFO,
@@ -48,8 +49,8 @@ class Parquet:
             logged from that step on stays there, under the earlier number in the column `attempt`, and `read_run` leaves it out.
 
     Raises:
-        ArgumentError: by `begin`, if something is there and `resume` is not set, or if what is there is a run of another model. A
-            run without any step, which a start that failed leaves, is written over.
+        ArgumentError: by `begin`, if something is there and `resume` is not set, if what is there is a run of another model, or if
+            another tracker or process is writing it. A run without any step, which a start that failed leaves, is written over.
         LoadError: by `begin`, if what is there is no run.
         MissingExtraError: by `begin`, without pyarrow.
     """
@@ -57,17 +58,23 @@ class Parquet:
     def __init__(self, folder: "str | os.PathLike[str]", *, resume: bool = False) -> None:
         self.folder, self.resume = Path(folder), resume
         self._last, self._attempt = -1, 0
+        self._lock: Lock | None = None
         self._heads: _Growing  # from begin on, as the next one
         self._steps: _Growing
 
     def begin(self, run: RunInfo) -> None:
         """Make the folder, or find the end of the run that is there."""
         arrow = pyarrow_here()
-        if self.folder.is_dir():
-            self._check_present(run)
-        elif self.folder.exists():
+        if self.folder.exists() and not self.folder.is_dir():
             raise ArgumentError("folder", f"a file, {self.folder}", "a folder, or a name that is not taken")
-        (self.folder / SIDE).mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = Lock("folder", self.folder)
+        try:
+            self._check_present(run)
+        except BaseException:
+            self.close()
+            raise
+        (self.folder / SIDE).mkdir(exist_ok=True)
         if not (self.folder / INFO).exists():
             text = json.dumps({"format": FORMAT, "info": fields_of(run)}, allow_nan=False)
             write_whole(self.folder / INFO, text.encode())
@@ -91,7 +98,9 @@ class Parquet:
         self._last, self._attempt = record.step, attempt
 
     def close(self) -> None:
-        """Nothing is left to do: each step is written as it is logged."""
+        """Let others write there; each step is written as it is logged."""
+        if self._lock is not None:
+            self._lock.release()
 
     def _check_present(self, run: RunInfo) -> None:
         if self._is_free():

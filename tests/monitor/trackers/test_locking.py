@@ -74,6 +74,18 @@ def test_two_trackers_of_one_process_are_told_and_closing_lets_go(tracker: Make,
     assert list(read_run(tmp_path / "run").scalars) == [0]
 
 
+@BOTH
+def test_a_tracker_that_is_begun_twice_is_told_and_keeps_its_run(tracker: Make, tmp_path: Path) -> None:
+    twice = tracker(tmp_path / "run")
+    twice.begin(INFO)
+    with pytest.raises(ArgumentError, match="run, which another tracker or process is writing"):
+        twice.begin(INFO)
+    twice.log(record_of(0))
+    with pytest.raises(ArgumentError, match="run, which another tracker or process is writing"):
+        tracker(tmp_path / "run", resume=True).begin(INFO)
+    twice.close()
+
+
 def test_what_is_no_file_is_not_locked() -> None:
     trackers = [JSONLines(os.devnull), JSONLines(os.devnull)]
     for tracker in trackers:

@@ -9,6 +9,7 @@ What it must hold:
 import json
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,8 +33,8 @@ class JSONLines:
             logged from that step on stays in the file, and `read_run` leaves it out.
 
     Raises:
-        ArgumentError: by `begin`, if something is there and `resume` is not set, if what is there is a run of another model, or if
-            another tracker or process is writing it. A run without any step, which a start that failed leaves, is written over.
+        ArgumentError: by `begin`, if something is there and `resume` is not set, if what is there is a run of another model, or
+            if another tracker or process is writing it. A run without any step, left by a start that failed, is written over.
         LoadError: by `begin`, if what is there is no run.
     """
 
@@ -48,14 +49,14 @@ class JSONLines:
         if self.path.is_dir():
             raise ArgumentError("path", f"a folder, {self.path}", "the name of a file")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._stream = self.path.open("ab")
-        try:
-            self._lock = Lock("path", self.path)
+        with ExitStack() as stack:
+            stream = stack.enter_context(self.path.open("ab"))
+            lock = Lock("path", self.path)
+            stack.callback(lock.release)
             if self.path.stat().st_size:
                 self._check_present(run)
-        except BaseException:
-            self.close()
-            raise
+            stack.pop_all()
+        self._stream, self._lock = stream, lock
         self._write({"kind": "run", "format": _FORMAT, "info": fields_of(run)})
 
     def log(self, record: StepRecord) -> None:

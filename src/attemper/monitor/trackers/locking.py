@@ -1,7 +1,7 @@
 """One writer a run: two processes that go on with the same run would mix their steps.
 
-The lock is the system's, on the file or the folder itself: it ends with the process however that ends, so that a killed run can be
-gone on with at once, and nothing is left lying beside the run.
+The lock is the system's, on the file or the folder itself: it ends with the process however that ends, so that a killed run can
+be gone on with at once, and nothing is left lying beside the run.
 """
 
 import os

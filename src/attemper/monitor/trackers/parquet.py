@@ -49,8 +49,8 @@ class Parquet:
             logged from that step on stays there, under the earlier number in the column `attempt`, and `read_run` leaves it out.
 
     Raises:
-        ArgumentError: by `begin`, if something is there and `resume` is not set, if what is there is a run of another model, or if
-            another tracker or process is writing it. A run without any step, which a start that failed leaves, is written over.
+        ArgumentError: by `begin`, if something is there and `resume` is not set, if what is there is a run of another model, or
+            if another tracker or process is writing it. A run without any step, left by a start that failed, is written over.
         LoadError: by `begin`, if what is there is no run.
         MissingExtraError: by `begin`, without pyarrow.
     """
@@ -68,12 +68,13 @@ class Parquet:
         if self.folder.exists() and not self.folder.is_dir():
             raise ArgumentError("folder", f"a file, {self.folder}", "a folder, or a name that is not taken")
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = Lock("folder", self.folder)
+        lock = Lock("folder", self.folder)
         try:
             self._check_present(run)
         except BaseException:
-            self.close()
+            lock.release()
             raise
+        self._lock = lock
         (self.folder / SIDE).mkdir(exist_ok=True)
         if not (self.folder / INFO).exists():
             text = json.dumps({"format": FORMAT, "info": fields_of(run)}, allow_nan=False)

@@ -14,6 +14,7 @@ from attemper.report.page.run_page import run_page
 from attemper.report.runs import LayerCurves, RunView
 from attemper.report.runs.view import SHOWN
 from tests.monitor.runs import INFO, alarm, run_of
+from tests.monitor.series import layer, record
 from tests.report.page import pages, runs
 
 
@@ -125,3 +126,8 @@ def test_there_is_no_unescaped_text_of_a_run() -> None:
     assert "&lt;/script&gt;&lt;script&gt;window.pwned=1" in text
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, flags=re.DOTALL)
     assert json.loads(data)["layers"][0]["heads"] == 2
+
+
+def test_a_loss_that_became_nan_is_shown() -> None:
+    made = [record(step, layer((1.0,)), loss=2.0 if step < 3 else math.nan) for step in range(5)]
+    assert re.search(r"loss\s+nan", words(run_page(RunView.of(run_of(made)))))

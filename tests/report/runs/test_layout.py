@@ -105,3 +105,12 @@ def test_what_a_run_brings_along_reaches_no_terminal() -> None:
         assert "\u202e" not in text
         assert "\\x1b]0;title\\x07" in text
         assert "[bold red]" in text
+
+
+def test_a_loss_that_became_nan_is_shown() -> None:
+    made = [
+        record(step, layer((1.0,)), loss=2.0 if step < 3 else math.nan, **({"lr": 0.5} if step < 2 else {})) for step in range(5)
+    ]
+    for shown in (RunView.of(run_of(made)), RunView.of(run_of(made[:2])).then(RunView.of(run_of(made[2:])), 9)):
+        assert "step: 4 (5 logged steps since 0), loss nan, lr 0.5\n" in run_text(shown)
+        assert "loss nan" in screen(shown)

@@ -103,7 +103,7 @@ def _tiles(view: RunView) -> list[tuple[str, str]]:
     ends = {figure: [layer.worst(figure)[0][-1].item() for layer in view.layers] for figure in ("max_scaled_product", "gain")}
     entropies = [layer.worst("normalized_entropy")[0][-1].item() for layer in view.layers]
     known = [value for value in entropies if value == value]
-    loss = layout.last_scalars(view).get("loss")
+    loss = view.latest.get("loss")
     return [
         ("logged steps", f"{len(view.steps):,}"),
         ("last step", f"{view.steps[-1]:,}"),
@@ -111,7 +111,7 @@ def _tiles(view: RunView) -> list[tuple[str, str]]:
         ("heads", f"{sum(layer.heads for layer in view.layers):,}"),
         ("largest |s·q·k|", words.number(max(ends["max_scaled_product"], key=lambda value: (value == value, value)))),
         ("lowest norm. entropy", words.form(min(known), ".3f") if known else "—"),
-        *([("loss", words.number(loss))] if loss is not None else []),
+        *([("loss", layout.scalar(loss))] if loss is not None else []),
         ("alarms", f"{len(view.alarms):,}"),
     ]
 

@@ -43,17 +43,12 @@ def step_words(view: RunView) -> str:
 
 def scalar_words(view: RunView) -> str:
     """What the caller logged beside, each at its last step that has it."""
-    parts = [f"{safe(name)} {layout.number(value)}" for name, value in last_scalars(view).items()]
-    return "".join(f", {part}" for part in parts)
+    return "".join(f", {safe(name)} {scalar(value)}" for name, value in view.latest.items())
 
 
-def last_scalars(view: RunView) -> dict[str, float]:
-    """The last number of each scalar."""
-    found = {}
-    for name, values in view.scalars.items():
-        known = values[~values.isnan()]
-        found[name] = float(known[-1]) if len(known) else math.nan
-    return found
+def scalar(value: float) -> str:
+    """A number that was logged: not-a-number is one of them, and the one that matters most."""
+    return "nan" if math.isnan(value) else layout.number(value)
 
 
 def table(view: RunView, most: int | None = None) -> tuple[str, list[list[str]], int]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Self
 
@@ -58,6 +58,7 @@ class RunView:
         info: what was known as it began. steps: those that were logged, rising. layers: in the model's order.
         scalars: float64 [steps] by name; NaN where a step has none. alarms: in order of step.
         attempt: how often training went back.
+        latest: each scalar at the last step that had it; NaN where it was NaN there, which `scalars` does not tell from none.
     """
 
     info: RunInfo
@@ -66,6 +67,7 @@ class RunView:
     scalars: dict[str, Tensor]
     alarms: tuple[Alarm, ...]
     attempt: int = 0
+    latest: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Run) -> Self:
@@ -92,7 +94,8 @@ class RunView:
         scalars = {
             name: torch.tensor([run.scalars[step].get(name, math.nan) for step in steps], dtype=torch.float64) for name in names
         }
-        return cls(run.info, steps, tuple(layers), scalars, run.alarms, run.attempt)
+        latest = {name: value for step in steps for name, value in run.scalars[step].items()}
+        return cls(run.info, steps, tuple(layers), scalars, run.alarms, run.attempt, latest)
 
     def then(self, later: "RunView", most: int) -> "RunView":
         """This view with later steps behind it, the last `most` of them all."""
@@ -108,7 +111,8 @@ class RunView:
                 view.scalars.get(name, torch.full((len(view.steps),), math.nan, dtype=torch.float64)) for view in (self, later)
             ]
             scalars[name] = torch.cat(parts)[-most:]
-        return RunView(later.info, steps, tuple(layers), scalars, self.alarms + later.alarms, later.attempt)
+        latest = self.latest | later.latest
+        return RunView(later.info, steps, tuple(layers), scalars, self.alarms + later.alarms, later.attempt, latest)
 
     def only(self, globs: Iterable[str]) -> "RunView":
         """The layers whose whole name one of the globs fits; all if there is none.

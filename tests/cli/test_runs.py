@@ -15,7 +15,11 @@ from pathlib import Path
 import pytest
 
 from attemper.cli import main
+from attemper.cli.top import refreshed
+from attemper.monitor import RunInfo
+from attemper.monitor.runs import read_run
 from attemper.monitor.trackers.json_lines import JSONLines
+from attemper.report.runs import RunView
 from tests.monitor.runs import INFO, alarm
 from tests.monitor.series import layer, record
 from tests.running import ROOT, hear_ctrl_c
@@ -23,13 +27,24 @@ from tests.running import ROOT, hear_ctrl_c
 Capture = pytest.CaptureFixture[str]
 
 
-def logged(path: Path, steps: range, *, resume: bool = False) -> None:
+def logged(path: Path, steps: range, *, resume: bool = False, info: RunInfo = INFO, loss: float = 2.0) -> None:
     tracker = JSONLines(path, resume=resume)
-    tracker.begin(INFO)
+    tracker.begin(info)
     for step in steps:
-        made = record(step, layer((3.0, 100.0 + step)), layer((7.0, 5.0), name="layers.1.attention"), loss=2.0)
+        made = record(step, layer((3.0, 100.0 + step)), layer((7.0, 5.0), name="layers.1.attention"), loss=loss)
         tracker.log(dataclasses.replace(made, alarms=(alarm(step),) if step == 1 else ()))
     tracker.close()
+
+
+def test_a_run_that_another_took_the_place_of_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    logged(path, range(5))
+    shown = RunView.of(read_run(path))
+    path.unlink()
+    logged(path, range(8), info=dataclasses.replace(INFO, started=INFO.started + 7), loss=3.0)
+    later = refreshed(str(path), shown)
+    assert later.steps == tuple(range(8))
+    assert later.scalars["loss"].tolist() == [3.0] * 8
 
 
 @pytest.fixture
@@ -88,6 +103,20 @@ def test_report_as_a_page(capsys: Capture, run: Path, tmp_path: Path) -> None:
     assert "logit-above-1e3-in-training" in page
     assert main(["report", str(run), "--html", str(tmp_path / "no" / "run.html")]) == 2
     assert "html: got" in capsys.readouterr().err
+
+
+def test_a_page_never_takes_the_place_of_its_run(capsys: Capture, run: Path, tmp_path: Path) -> None:
+    before = run.read_bytes()
+    (tmp_path / "link").symlink_to(run)
+    for page in (run, tmp_path / "link"):
+        assert main(["report", str(run), "--html", str(page)]) == 2
+        assert f"--html: got {page}; expected another file than RUN {run}, which it would overwrite" in capsys.readouterr().err
+    assert run.read_bytes() == before
+    folder = tmp_path / "folder"  # what is in it is not looked at
+    (folder / "_steps").mkdir(parents=True)
+    for page in (folder / "_run.json", folder / "_steps" / "new.html"):
+        assert main(["report", str(folder), "--html", str(page)]) == 2
+        assert f"--html: got {page}; expected a file outside of {folder}, the folder of the run" in capsys.readouterr().err
 
 
 class Live:

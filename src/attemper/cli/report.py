@@ -1,5 +1,6 @@
 """The sub-command `report`: a run as a table, and as a page."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -7,8 +8,9 @@ import typer
 
 from attemper.checker import BY_CODE
 from attemper.cli.output import close_stdout, silenced, write_json, write_text
+from attemper.errors import ArgumentError
 from attemper.monitor.runs import read_run
-from attemper.report.files import check_writable, write_whole
+from attemper.report.files import check_distinct, check_writable, write_whole
 from attemper.report.page import require_page
 from attemper.report.runs import RunView
 from attemper.report.runs.text import run_text
@@ -31,7 +33,8 @@ def command(
     """
     if html is not None:
         require_page()
-        check_writable(html, "html")
+        _check_outside(Path(run), html)
+        check_writable(html, "--html")
     view = RunView.of(read_run(run)).only(layers or ())
     if html is not None:
         from attemper.report.page.run_page import run_page
@@ -45,3 +48,10 @@ def command(
             write_text(run_text(view) + "\n")
     except BrokenPipeError:
         close_stdout()
+
+
+def _check_outside(run: Path, html: Path) -> None:
+    """Refuse a page that would take the place of the run, or of a file of it."""
+    check_distinct([("RUN", run), ("--html", html)])
+    if run.is_dir() and Path(os.path.realpath(html)).is_relative_to(os.path.realpath(run)):
+        raise ArgumentError("--html", f"{html}", f"a file outside of {run}, the folder of the run")

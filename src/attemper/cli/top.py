@@ -44,9 +44,9 @@ def command(
 
 
 def refreshed(run: str, view: RunView) -> RunView:
-    """The view with what has been logged since; made anew where training went back to an earlier step."""
+    """The view with what has been logged since; made anew where training went back, or another run took its place."""
     later = read_run(run, view.steps[-1] if view.steps else None)
-    if not view.steps or later.attempt != view.attempt:
+    if not view.steps or (later.attempt, later.info.started) != (view.attempt, view.info.started):
         return RunView.of(read_run(run))
     return view.then(RunView.of(later), _STEPS) if later.scalars else view
 

@@ -80,6 +80,42 @@ def test_training_that_goes_back_supersedes_what_was_logged_from_there_on(tracke
 
 
 @BOTH
+def test_the_last_steps_alone(tracker: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attemper.monitor.trackers.parquet._ROWS", 40)
+    monkeypatch.setattr("attemper.monitor.trackers.parquet._STEPS", 2)
+    write(tracker, tmp_path / "run", [record_of(step, loss=1.0) for step in (0, 2, 4, 6, 8)])
+    write(tracker, tmp_path / "run", [record_of(step, loss=2.0) for step in (5, 7, 9)], resume=True)
+    whole = [record_of(0), record_of(2), record_of(4), *(record_of(step) for step in (5, 7, 9))]
+    for last in (1, 2, 3, 4, 5, 6, 7, 100):
+        run = read_run(tmp_path / "run", last=last)
+        assert same(run.columns, expected(whole[-last:]))
+        assert list(run.scalars) == [record.step for record in whole[-last:]]
+        assert [alarm.step for alarm in run.alarms] == [alarm.step for record in whole[-last:] for alarm in record.alarms]
+        assert run.attempt == 1
+    assert list(read_run(tmp_path / "run", after=4, last=2).scalars) == [7, 9]
+    assert list(read_run(tmp_path / "run", after=7, last=2).scalars) == [9]
+    with pytest.raises(ArgumentError, match="last: got 0; expected a number of steps, from 1"):
+        read_run(tmp_path / "run", last=0)
+
+
+@BOTH
+def test_what_is_before_the_last_steps_is_not_read(tracker: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attemper.monitor.trackers.json_lines._BLOCK", 4096)
+    monkeypatch.setattr("attemper.monitor.trackers.parquet._ROWS", 1)
+    monkeypatch.setattr("attemper.monitor.trackers.parquet._STEPS", 1)
+    path = tmp_path / "run"
+    write(tracker, path, [record_of(step) for step in range(4)])
+    if tracker is JSONLines:
+        damaged(path, b'{"kind": "step", "step": 1', b'{"kind": "walk", "step": 1')
+    else:
+        for folder in (path, path / "_steps"):
+            (folder / "0000-000000000001.parquet").write_bytes(b"no longer")
+    assert list(read_run(path, last=2).scalars) == [2, 3]
+    with pytest.raises(LoadError, match=r"0000-000000000001|walk"):
+        read_run(path, last=3)
+
+
+@BOTH
 def test_resuming_what_is_not_there_begins(tracker: Make, tmp_path: Path) -> None:
     write(tracker, tmp_path / "new" / "run", [record_of(0)], resume=True)
     assert list(read_run(tmp_path / "new" / "run").scalars) == [0]

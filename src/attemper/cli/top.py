@@ -12,7 +12,7 @@ from attemper.monitor.runs import read_run
 from attemper.report.runs import RunView
 from attemper.report.runs.text import run_text
 
-_STEPS = 512  # of the run that are kept
+_STEPS = 512  # of the run that are looked at, the last ones
 _KEYS = "Ctrl-C ends this; the run goes on."
 
 
@@ -27,13 +27,13 @@ def command(
     ] = False,
     interval: Annotated[float, typer.Option(help="Seconds from one look at the files to the next.")] = 1.0,
 ) -> None:
-    """Show a run that attemper.watch writes, live: each layer's figures and their course, and the alarms.
+    """Show the last 512 logged steps of a run that attemper.watch writes, live: each layer's figures, their course, and alarms.
 
     Ends with Ctrl-C, exit code 130. Exit codes: 0 printed once, 2 no such run.
     """
     if not 0.05 <= interval <= 3600:
         raise ArgumentError("--interval", interval, "seconds, from 0.05 to 3600")
-    view = RunView.of(read_run(run))
+    view = RunView.of(read_run(run, last=_STEPS))
     if once or not sys.stdout.isatty():
         try:
             write_text(run_text(view.only(layers or ())) + "\n")
@@ -45,9 +45,9 @@ def command(
 
 def refreshed(run: str, view: RunView) -> RunView:
     """The view with what has been logged since; made anew where training went back, or another run took its place."""
-    later = read_run(run, view.steps[-1] if view.steps else None)
+    later = read_run(run, view.steps[-1] if view.steps else None, _STEPS)
     if not view.steps or (later.attempt, later.info.started) != (view.attempt, view.info.started):
-        return RunView.of(read_run(run))
+        return RunView.of(read_run(run, last=_STEPS))
     return view.then(RunView.of(later), _STEPS) if later.scalars else view
 
 

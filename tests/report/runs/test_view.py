@@ -78,6 +78,7 @@ def test_a_view_that_is_read_in_parts_is_that_of_the_whole(cut: int) -> None:
     same(first.then(second, 100), RunView.of(run_of(made)))
     ending = first.then(second, 3)
     assert ending.steps == (4, 5, 6)
+    assert [each.step for each in ending.alarms] == [5]
     assert ending.layers[0].figures["gain"].shape == (3, 3)
 
 

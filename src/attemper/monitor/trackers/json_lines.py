@@ -113,12 +113,12 @@ def check_same_model(present: RunInfo, run: RunInfo, path: Path) -> None:
         raise ArgumentError("path", f"{path}, a run of {present.model}", f"a run of {run.model} to go on with, or another path")
 
 
-def read(path: Path, after: int | None = None) -> Run:
+def read(path: Path, after: int | None = None, last: int | None = None) -> Run:
     """The run in that file; see `read_run`."""
     try:
         with path.open("rb") as stream:
             info = _info(path, stream)
-            return _assemble(path, info, _steps(path, stream), after)
+            return _assemble(path, info, _steps(path, stream), after, last)
     except OSError as error:
         raise LoadError(f"{path}: {error.strerror or type(error).__name__}; expected {_EXPECTED}") from error
 
@@ -134,7 +134,7 @@ def _layer(record: LayerRecord) -> dict[str, Any]:
     }
 
 
-def _assemble(path: Path, info: RunInfo, steps: Iterator[dict[str, Any]], after: int | None) -> Run:
+def _assemble(path: Path, info: RunInfo, steps: Iterator[dict[str, Any]], after: int | None, last: int | None) -> Run:
     """Steps come last first. One that is not before all that came counts for nothing: training went back beyond it later."""
     kept: list[dict[str, Any]] = []
     attempt = 0
@@ -144,6 +144,8 @@ def _assemble(path: Path, info: RunInfo, steps: Iterator[dict[str, Any]], after:
             break
         if not kept or step["step"] < kept[-1]["step"]:
             kept.append(step)
+        if len(kept) == last:
+            break
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     scalars, alarms = {}, []
     for step in reversed(kept):

@@ -29,7 +29,7 @@ class File(NamedTuple):
     name: str
 
 
-def read(folder: Path, after: int | None = None) -> Run:
+def read(folder: Path, after: int | None = None, last: int | None = None) -> Run:
     """The run in that folder; see `read_run`."""
     arrow = pyarrow_here()
     info = info_of(folder)
@@ -37,11 +37,12 @@ def read(folder: Path, after: int | None = None) -> Run:
         # The table of steps first: whatever it names is in the other by then, however the run goes on.
         files = files_of(folder / SIDE)
         attempt = files[-1].attempt if files else 0
+        after = after if last is None else _before_last(folder / SIDE, files, after, last)
         spans = {each: _span(files, each, after) for each in {file.attempt for file in files}}
         steps = _rows(folder / SIDE, files, spans, steps_schema(arrow)).to_pylist()
         # A file that begins with a step beyond them is being written, or is what a kill left and resuming takes away.
-        last = max(((row["attempt"], row["step"]) for row in steps), default=(-1, -1))
-        begun = [file for file in files_of(folder) if (file.attempt, file.step) <= last]
+        newest = max(((row["attempt"], row["step"]) for row in steps), default=(-1, -1))
+        begun = [file for file in files_of(folder) if (file.attempt, file.step) <= newest]
         heads = _rows(folder, begun, spans, heads_schema(arrow))
         heads = heads.filter(arrow.compute.is_in(heads["step"], arrow.array([row["step"] for row in steps], arrow.int64())))
         columns = {name: heads.column(name).to_pylist() for name in COLUMNS}
@@ -59,6 +60,18 @@ def _span(files: list[File], attempt: int, after: int | None) -> tuple[int, int]
     """The steps of an attempt that count, from the first to before the second: later attempts supersede theirs."""
     begins = [file.step for file in files if file.attempt > attempt]
     return -1 if after is None else after + 1, min(begins, default=1 << 62)
+
+
+def _before_last(folder: Path, files: list[File], after: int | None, last: int) -> int | None:
+    """`after`, or a later step if no more than the `last` steps of the run are beyond that one."""
+    missing = last
+    for file in reversed(files):
+        first, end = _span(files, file.attempt, after)
+        found = sorted(step for step in table_of(folder / file.name, ["step"]).column("step").to_pylist() if first <= step < end)
+        if len(found) >= missing:
+            return found[-missing] - 1
+        missing -= len(found)
+    return after
 
 
 def _rows(folder: Path, files: list[File], spans: dict[int, tuple[int, int]], schema: "pa.Schema") -> "pa.Table":

@@ -98,7 +98,7 @@ class RunView:
         return cls(run.info, steps, tuple(layers), scalars, run.alarms, run.attempt, latest)
 
     def then(self, later: "RunView", most: int) -> "RunView":
-        """This view with later steps behind it, the last `most` of them all."""
+        """This view with later steps behind it, the last `most` of them all, with their alarms."""
         steps = (self.steps + later.steps)[-most:]
         mine, its = ({(layer.layer, layer.call): layer for layer in view.layers} for view in (self, later))
         layers = [
@@ -112,7 +112,8 @@ class RunView:
             ]
             scalars[name] = torch.cat(parts)[-most:]
         latest = self.latest | later.latest
-        return RunView(later.info, steps, tuple(layers), scalars, self.alarms + later.alarms, later.attempt, latest)
+        alarms = tuple(alarm for alarm in self.alarms + later.alarms if alarm.step >= min(steps, default=0))
+        return RunView(later.info, steps, tuple(layers), scalars, alarms, later.attempt, latest)
 
     def only(self, globs: Iterable[str]) -> "RunView":
         """The layers whose whole name one of the globs fits; all if there is none.

@@ -3,12 +3,13 @@
 import dataclasses
 import io
 import math
+import re
 
 import pytest
 from rich.console import Console
 
 from attemper.report.runs import RunView
-from attemper.report.runs.layout import arrow, sparkline, table
+from attemper.report.runs.layout import COLUMNS, arrow, sparkline, table
 from attemper.report.runs.terminal import run_screen
 from attemper.report.runs.text import run_text
 from tests.monitor.runs import INFO, alarm, run_of
@@ -114,3 +115,50 @@ def test_a_loss_that_became_nan_is_shown() -> None:
     for shown in (RunView.of(run_of(made)), RunView.of(run_of(made[:2])).then(RunView.of(run_of(made[2:])), 9)):
         assert "step: 4 (5 logged steps since 0), loss nan, lr 0.5\n" in run_text(shown)
         assert "loss nan" in screen(shown)
+
+
+def table_on(shown: RunView, width: int) -> list[list[str]]:
+    """Heading and rows of the table, split where two spaces are."""
+    lines = screen(shown, width).splitlines()
+    assert max(map(len, lines)) <= width
+    (top,) = [number for number, line in enumerate(lines) if line.startswith("layer ") and "max |s·q·k|" in line]
+    return [re.split(r" {2,}", line.rstrip()) for line in lines[top : top + 1 + len(shown.layers)]]
+
+
+@pytest.mark.parametrize(("width", "columns", "course"), [(120, 9, 24), (80, 9, 11), (60, 6, 18), (40, 4, 14), (20, 2, 0)])
+def test_a_narrow_screen_shows_a_shorter_course_and_fewer_columns(width: int, columns: int, course: int) -> None:
+    made = [
+        record(step, *(layer((12345.0, 1.0 + step), name=f"h.{n}.attn") for n in range(3)), loss=0.12345) for step in range(30)
+    ]
+    shown = RunView.of(run_of(made))
+    (_, *whole) = table_on(shown, 400)
+    heading, *rows = table_on(shown, width)
+    assert heading == list(COLUMNS[:columns])
+    for row, all_cells in zip(rows, whole, strict=True):
+        wanted = [cell[-course:] if number == 3 else cell for number, cell in enumerate(all_cells[:columns])]
+        assert row == wanted
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_long_name_leaves_room_for_numbers_and_keeps_its_end_and_mark(width: int) -> None:
+    shown = RunView.of(
+        run_of(
+            [
+                dataclasses.replace(
+                    record(1, layer((12345.0,), name="x" * 500 + "漢字.attn")), alarms=(alarm(1, layer="x" * 500 + "漢字.attn"),)
+                )
+            ]
+        )
+    )
+    _, row = table_on(shown, width)
+    assert re.fullmatch(r"…x+漢字\.attn ✗", row[0])
+    assert row[1:3] == ["12345", "0"]
+
+
+@pytest.mark.parametrize("width", range(30, 110, 7))
+def test_no_line_ends_within_a_number(width: int) -> None:
+    made = [record(step, layer((12345.0, 1.0 + step)), **{f"scalar{n}": 0.12345 for n in range(9)}) for step in range(3)]
+    for line in screen(RunView.of(run_of(made)), width).splitlines():
+        for number in re.findall(r"0\.1\d*", line):
+            assert number in ("0.12345", "0.103", "0.152"), line
+        assert "…" not in line[1:] or line.rstrip().endswith(" …")

@@ -1,7 +1,7 @@
 """What a run's table says, whatever it looks like: heading, one line a layer with its trend, alarms, one closing line."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from torch import Tensor
@@ -17,6 +17,7 @@ LEGEND = (
     "head. gain: mean of 1 − Σp² of the lowest head. saturated: share of rows with a weight above 0.99, of the highest head."
 )
 _TREND = 24  # steps
+_NAME = 12  # of a layer's name, what is always shown
 _BARS = "▁▂▃▄▅▆▇█"
 _MARKS = {"error": "✗", "warning": "!", "info": "i"}
 
@@ -68,6 +69,41 @@ def table(view: RunView, most: int | None = None) -> tuple[str, list[list[str]],
         _cells(f"{names[number]} {marks.get(view.layers[number].name, '')}".rstrip(), view.layers[number]) for number in numbers
     ]
     return shared, rows, len(view.layers) - len(numbers)
+
+
+def fitted(
+    rows: Sequence[Sequence[str]], width: int, gap: int, length: Callable[[str], int] = len
+) -> tuple[tuple[str, ...], list[list[str]]]:
+    """(column names, rows) of a table that is no wider: the course gets shorter, then columns go, from the right.
+
+    A number is shown whole or not at all. A name that has no room and takes more than a third of the width is cut at its
+    beginning.
+
+    Args:
+        rows: as `table` gives them. gap: spaces between columns. length: of a text, in columns of the terminal.
+    """
+    course = COLUMNS.index("last steps")
+    sizes = [max(length(cells[column]) for cells in [COLUMNS, *rows]) for column in range(len(COLUMNS))]
+    sizes[course] = length(COLUMNS[course])
+    room = width - sum(sizes[1:]) - gap * (len(COLUMNS) - 1)  # for names, with a short course
+    named = [[_ending(cells[0], max(_NAME, width // 3, room), length), *cells[1:]] for cells in rows]
+    sizes[0] = max(length(cells[0]) for cells in [COLUMNS, *named])
+    count = len(COLUMNS)
+    while count > 1 and sum(sizes[:count]) + gap * (count - 1) > width:
+        count -= 1
+    if count > course:
+        spare = width - sum(sizes[:count]) - gap * (count - 1)
+        steps = sizes[course] + spare
+        named = [[*cells[:course], cells[course][-steps:], *cells[course + 1 :]] for cells in named]
+    return COLUMNS[:count], [cells[:count] for cells in named]
+
+
+def _ending(text: str, most: int, length: Callable[[str], int]) -> str:
+    if length(text) <= most:
+        return text
+    while length(text) >= most:
+        text = text[max(1, (length(text) - most) // 2) :]
+    return f"…{text}"
 
 
 def alarms(view: RunView, most: int) -> list[tuple[str, str, str]]:

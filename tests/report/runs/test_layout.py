@@ -6,12 +6,15 @@ import math
 import re
 
 import pytest
+import torch
 from rich.console import Console
 
+from attemper.monitor import LayerRecord
 from attemper.report.runs import RunView
 from attemper.report.runs.layout import COLUMNS, arrow, sparkline, table
 from attemper.report.runs.terminal import run_screen
 from attemper.report.runs.text import run_text
+from attemper.stats import HeadStats, RowStats
 from tests.monitor.runs import INFO, alarm, run_of
 from tests.monitor.series import layer, record
 from tests.reports import HOSTILE
@@ -162,3 +165,18 @@ def test_no_line_ends_within_a_number(width: int) -> None:
         for number in re.findall(r"0\.1\d*", line):
             assert number in ("0.12345", "0.103", "0.152"), line
         assert "…" not in line[1:] or line.rstrip().endswith(" …")
+
+
+def test_a_layer_of_nan_alone_says_so_and_is_shown_first() -> None:
+    nothing = RowStats.from_logits(torch.full((1, 2, 7, 11), math.nan, dtype=torch.float64))
+    lost = LayerRecord("layers.9.attention", 0, HeadStats.from_rows(nothing), torch.full((2,), -math.inf, dtype=torch.float64))
+    unseen = RowStats.from_logits(torch.zeros(1, 2, 7, 11, dtype=torch.float64), torch.zeros(7, 11, dtype=torch.bool))
+    masked = dataclasses.replace(lost, layer="layers.8.attention", stats=HeadStats.from_rows(unseen))
+    made = record(1, layer((4.0, 5.0)), masked, lost)
+    shown = RunView.of(run_of([record(0, layer((4.0, 5.0))), made]))
+    by_name = {cells[0]: cells for cells in table(shown)[1]}
+    assert (by_name["9"][1], by_name["9"][5]) == ("nan", "nan")
+    assert (by_name["8"][1], by_name["8"][5]) == ("−inf", "−inf")  # it had no key to look at
+    assert [cells[0] for cells in table(shown, 1)[1]] == ["9"]
+    assert run_text(shown).endswith("Largest |scale·q·k| of them all 5.")
+    assert run_text(shown.only(["*.9.*"])).endswith("Largest |scale·q·k| of them all nan.")

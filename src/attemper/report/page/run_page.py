@@ -109,7 +109,7 @@ def _tiles(view: RunView) -> list[tuple[str, str]]:
         ("last step", f"{view.steps[-1]:,}"),
         ("layers", f"{len(view.layers):,}"),
         ("heads", f"{sum(layer.heads for layer in view.layers):,}"),
-        ("largest |s·q·k|", words.number(max(ends["max_scaled_product"], key=lambda value: (value == value, value)))),
+        ("largest |s·q·k|", layout.largest_of(max(ends["max_scaled_product"], key=lambda value: (value == value, value)), view)),
         ("lowest norm. entropy", words.form(min(known), ".3f") if known else "—"),
         *([("loss", layout.scalar(loss))] if loss is not None else []),
         ("alarms", f"{len(view.alarms):,}"),

@@ -61,7 +61,7 @@ def table(view: RunView, most: int | None = None) -> tuple[str, list[list[str]],
     shared, names = layout.apart([safe(each.name) or "(model)" for each in view.layers])
     numbers = list(range(len(view.layers)))
     if most is not None and most < len(numbers) and view.steps:
-        sizes = [_last(each.worst("max_scaled_product")[0]) for each in view.layers]
+        sizes = [math.inf if _all_nan(each) else _last(each.worst("max_scaled_product")[0]) for each in view.layers]
         chosen = sorted(numbers, key=lambda number: (math.isnan(sizes[number]), -sizes[number]))[: max(1, most)]
         numbers = sorted(chosen)
     marks = _marks(view)
@@ -120,12 +120,17 @@ def closing(view: RunView) -> str:
         for severity, noun in (("error", "error"), ("warning", "warning"))
     )
     heads = sum(each.heads for each in view.layers)
-    largest = layout.number(max((largest_ever(each) for each in view.layers), default=math.nan))
+    largest = largest_of(max((largest_ever(each) for each in view.layers), default=math.nan), view)
     return (
         f"{layout.plural(len(view.layers), 'attention layer')}, {layout.plural(heads, 'head')}, "
         f"{layout.plural(len(view.steps), 'logged step')}: {counts} in {layout.plural(len(view.alarms), 'alarm')}. "
         f"Largest |scale·q·k| of them all {largest}."
     )
+
+
+def largest_of(value: float, view: RunView) -> str:
+    """The largest of several layers: of nothing but NaN it is nan."""
+    return "nan" if value == -math.inf and any(map(_all_nan, view.layers)) else layout.number(value)
 
 
 def largest_ever(layer: LayerCurves) -> float:
@@ -171,15 +176,24 @@ def _cells(name: str, layer: LayerCurves) -> list[str]:
     course = largest[-_TREND:].tolist()
     return [
         name,
-        layout.number(_last(largest)),
+        _size(_last(largest), layer),
         str(int(heads[-1])) if len(heads) else "",
         sparkline(course),
         arrow(course),
-        layout.number(_last(layer.worst("max_logit")[0])),
+        _size(_last(layer.worst("max_logit")[0]), layer),
         layout.form(_last(layer.worst("normalized_entropy")[0]), ".3f"),
         layout.form(_last(layer.worst("gain")[0]), ".3f"),
         layout.form(_last(layer.worst("saturated_share")[0]), ".1%"),
     ]
+
+
+def _size(value: float, layer: LayerCurves) -> str:
+    return "nan" if _all_nan(layer) else layout.number(value)
+
+
+def _all_nan(layer: LayerCurves) -> bool:
+    """Whether the last step had rows and not one logit that is a number: the largest of none is −inf, which reads as harmless."""
+    return _last(layer.worst("max_logit")[0]) == -math.inf and _last(layer.worst("nonfinite_rows")[0]) > 0
 
 
 def _last(values: Tensor) -> float:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from attemper.errors import ArgumentError, LoadError
 from attemper.monitor import StepRecord
 from attemper.monitor.runs import read_run
+from attemper.monitor.trackers import parquet_folder
 from attemper.monitor.trackers.json_lines import JSONLines
 from attemper.monitor.trackers.parquet import Parquet
 from tests.monitored import INFO, expected, record_of, same
@@ -216,12 +218,43 @@ def damaged(path: Path, find: bytes, put: bytes) -> Path:
         (b'"max_logit": [', b'"max_logit": [7.0, ', "step 0 has a fault .* of 3 heads beside 4"),
         (b'"scalars": {"loss": ', b'"scalars": {"loss": "low", "rate": ', "step 0 has a fault .*low"),
         (b'"code": ', b'"kind": ', "step 0 has a fault .*kind"),
+        (b'"code": "ATT501"', b'"code": 7', "run.jsonl: code of an alarm at step 0 is 7, not text"),
+        (b'"severity": "error"', b'"severity": "grave"', "severity of an alarm at step 0 is 'grave', not one of error, warn"),
+        (b'"head": 4', b'"head": "q"', "head of an alarm at step 0 is 'q', not a whole number or nothing"),
+        (b'"layer": "blocks.0.attn", "call": 0, "norms"', b'"layer": 5, "call": 0, "norms"', "layer at step 0 is 5, not text"),
+        (b'"call": 0, "norms"', b'"call": null, "norms"', "call at step 0 is None, not a whole number"),
+        (b'"rows": [14', b'"rows": ["14"', "rows at step 0 is '14', not a whole number or nothing"),
+        (b'"started": 1700000000.5', b'"started": "x"', "run.jsonl: started of the run is 'x', not a number or a whole number"),
+        (b'"started": 1700000000.5', b'"started": null', "started of the run is None, not a number"),
+        (b'"started": 1700000000.5', b'"started": 1e30', r"started of the run is 1e\+30, no time in seconds since the epoch"),
+        (b'"every": 1', b'"every": "q"', "every of the run is 'q', not a whole number"),
+        (b'"min_logit": [', b'"min_logit": [1' + b"0" * 400 + b", ", "step 0 has a fault"),
     ],
 )
 def test_a_line_with_a_fault_is_named(find: bytes, put: bytes, words: str, tmp_path: Path) -> None:
     write(JSONLines, tmp_path / "run.jsonl", [record_of(0), record_of(1)])
     with pytest.raises(LoadError, match=words):
         read_run(damaged(tmp_path / "run.jsonl", find, put))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("head", -1, "run: head of layer '' at step 0 is -1, not 0 or one more than that before it"),
+        ("head", 10**9, "run: head of layer '' at step 0 is 1000000000, not 0 or one more"),
+        ("layer", None, "run: layer at step 0 is None, not text"),
+        ("call", None, "run: call at step 0 is None, not a whole number"),
+    ],
+)
+def test_a_column_with_a_fault_is_named(column: str, value: object, words: str, tmp_path: Path) -> None:
+    write(Parquet, tmp_path / "run", [record_of(0), record_of(1)])
+    path = tmp_path / "run" / "0000-000000000000.parquet"
+    table = parquet_folder.table_of(path)
+    place = table.schema.get_field_index(column)
+    changed = pa.array([value] * len(table), table.schema.field(place).type)
+    parquet_folder.write_table(path, table.set_column(place, column, changed))
+    with pytest.raises(LoadError, match=words):
+        read_run(tmp_path / "run")
 
 
 def test_a_torn_last_line_counts_as_not_written_and_resuming_takes_it_away(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def _assemble(path: Path, info: RunInfo, steps: Iterator[dict[str, Any]], after:
             alarms += [alarm_from(fields) for fields in step["alarms"]]
             for layer in step["layers"]:
                 _add_layer(columns, step, layer)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise LoadError(f"{path}: step {step['step']} has a fault ({error!r}); expected {_EXPECTED}") from error
     return Run(info, columns, scalars, tuple(alarms), attempt)
 

@@ -1,5 +1,6 @@
 """The page of a run: what it holds, that nothing extreme is lost, and how large it gets."""
 
+import copy
 import json
 import math
 import re
@@ -7,14 +8,16 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
+import vl_convert
 
 from attemper.checker import BY_CODE
+from attemper.report.page import charts
 from attemper.report.page.run_curves import FIGURES, Thinning, heads_data, layers_data, run_data
 from attemper.report.page.run_page import run_page
 from attemper.report.runs import LayerCurves, RunView
 from attemper.report.runs.view import SHOWN
+from tests.monitor import series
 from tests.monitor.runs import INFO, alarm, run_of
-from tests.monitor.series import layer, record
 from tests.report.page import pages, runs
 
 
@@ -129,5 +132,14 @@ def test_there_is_no_unescaped_text_of_a_run() -> None:
 
 
 def test_a_loss_that_became_nan_is_shown() -> None:
-    made = [record(step, layer((1.0,)), loss=2.0 if step < 3 else math.nan) for step in range(5)]
+    made = [series.record(step, series.layer((1.0,)), loss=2.0 if step < 3 else math.nan) for step in range(5)]
     assert re.search(r"loss\s+nan", words(run_page(RunView.of(run_of(made)))))
+
+
+def test_an_axis_writes_its_numbers_in_one_way() -> None:
+    chart = copy.deepcopy(charts.curves("linear"))
+    for name, domain in (("x", [0, 9]), ("y", [40, 160])):
+        (scale,) = [each for each in chart["scales"] if each["name"] == name]
+        scale["domain"] = domain
+    labels = re.findall(r">([^<>]+)</text>", vl_convert.vega_to_svg(chart))
+    assert [label for label in labels if len(label) > 1 and label != "step"] == ["40", "60", "80", "100", "120", "140", "160"]

@@ -142,7 +142,8 @@ def curves(kind: str) -> dict[str, Any]:
         "log": alt.Scale(type="log", nice=False),
     }
     x = alt.X("x:Q", scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(title="step", format="d", tickCount=8, grid=False))
-    y = alt.Y("y:Q", scale=scales[kind], axis=alt.Axis(title=None, format="~g", tickCount=5, minExtent=44, grid=kind != "log"))
+    # Without a precision of its own the axis takes one from its ticks, and writes 50, 100 and 1.5e+2.
+    y = alt.Y("y:Q", scale=scales[kind], axis=alt.Axis(title=None, format=".6~g", tickCount=5, minExtent=44, grid=kind != "log"))
     # The ramp begins at the paper's own colour, which no line should have.
     ramp = alt.Scale(type="linear", range="heatmap", domain=alt.expr("[-0.8 * count, max(count - 1, 0.2)]"), interpolate="lab")
     lines = alt.Chart(alt.NamedData("points")).mark_line(strokeWidth=1.3, clip=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-_asking: set[int] = set()
+_asking: dict[int, weakref.finalize] = {}  # who asks, and what ends it where they are gone
 _before: list[Any] = []  # torch's own way back, while somebody asks
 
 
@@ -14,14 +14,13 @@ def ask(who: object, wanted: bool) -> None:
     if wanted and id(who) not in _asking:
         if not _asking:
             _before.append(torch.compiler.set_stance("force_eager"))
-        _asking.add(id(who))
-        weakref.finalize(who, _release, id(who))
+        _asking[id(who)] = weakref.finalize(who, _release, id(who))
     elif not wanted:
         _release(id(who))
 
 
 def _release(key: int) -> None:
     if key in _asking:
-        _asking.remove(key)
+        _asking.pop(key).detach()
         if not _asking:
             _before.pop().__exit__(None, None, None)

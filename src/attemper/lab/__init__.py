@@ -1,0 +1,1 @@
+"""The lab: small transformers trained under every scale rule, and the curves that tell the rules apart."""

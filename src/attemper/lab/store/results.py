@@ -1,0 +1,87 @@
+"""What a run left behind, as the presets read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+from attemper.lab.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One loss on held-out examples.
+
+    Attributes:
+        kind: "validation", at a step of the training; "logit_factor" or "length", after it.
+        at: the step, the factor, or the length.
+        loss: in nats a scored position. accuracy: share of the scored positions whose most likely class is right.
+    """
+
+    kind: str
+    at: float
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """The training, one entry a step (float64; NaN where there is none).
+
+    Attributes:
+        loss, gradient_norm, learning_rate, loss_scale: [steps].
+        steps: the steps at which the statistics were logged, [logged].
+        figures: by the name of a figure of `attemper.monitor.records.FIGURES`, [logged, layers, heads].
+        q_gradient, k_gradient: Frobenius norm of the loss's gradient in the weights that make q and k, [logged, layers].
+        layers: names of the attention layers, in the model's order.
+    """
+
+    loss: Tensor
+    gradient_norm: Tensor
+    learning_rate: Tensor
+    loss_scale: Tensor
+    steps: Tensor
+    figures: dict[str, Tensor]
+    q_gradient: Tensor
+    k_gradient: Tensor
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A run that is over.
+
+    Attributes:
+        id: hash of the configuration. config: it.
+        status: "done", or "diverged": the loss or a weight was no finite number, at step `ended`.
+        ended: the last step, from 0.
+        evaluations: in the order in which they were made.
+        seconds, tokens_per_second, peak_mib: of the training on the machine it ran on; they differ from run to run.
+        machine, versions: where and with what.
+    """
+
+    id: str
+    config: RunConfig
+    status: str
+    ended: int
+    evaluations: tuple[Evaluation, ...]
+    seconds: float
+    tokens_per_second: float
+    peak_mib: float
+    machine: str
+    versions: dict[str, str] = field(default_factory=dict)
+    folder: Path | None = None
+
+    @property
+    def loss(self) -> float:
+        """The last validation loss; NaN where the training diverged."""
+        found = [evaluation.loss for evaluation in self.evaluations if evaluation.kind == "validation"]
+        return found[-1] if found and self.status == "done" else float("nan")
+
+    @cached_property
+    def curves(self) -> Curves:
+        """Read from the folder when first asked for."""
+        raise NotImplementedError  # TODO: read by store

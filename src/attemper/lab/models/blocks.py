@@ -1,0 +1,60 @@
+"""What the lab's models are made of besides attention: pre-norm blocks, positions, and how weights start."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from attemper.lab.config import Model
+from attemper.lab.models.attention import Attention
+
+
+class Block(nn.Module):
+    """x ← x + attention(norm x); with a memory, x ← x + attention(norm x, memory); x ← x + W₂·gelu(W₁·norm x)."""
+
+    def __init__(self, config: Model, tokens: int, *, causal: bool, crossed: bool = False, arithmetic: str = "fp32") -> None:
+        super().__init__()
+        width = config.width
+        hidden = 4 * width if config.hidden is None else config.hidden
+        self.attention_norm = nn.RMSNorm(width)
+        self.attention = Attention(config, tokens, causal, arithmetic)
+        self.cross_norm = nn.RMSNorm(width) if crossed else None
+        self.cross = Attention(config, tokens, False, arithmetic) if crossed else None
+        self.mlp_norm = nn.RMSNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        """[batch, tokens, width] -> the same."""
+        x = x + self.attention(self.attention_norm(x))
+        if self.cross is not None and self.cross_norm is not None:
+            x = x + self.cross(self.cross_norm(x), memory)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Positions(nn.Module):
+    """One learned vector a position, added; nothing where positions are rotary or absent."""
+
+    def __init__(self, config: Model, tokens: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(0.02 * torch.randn(tokens, config.width)) if config.position == "learned" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, tokens, width] -> the same."""
+        return x if self.table is None else x + self.table[: x.shape[1]]
+
+
+def initialise(model: nn.Module, how: str) -> None:
+    """Draw the linear layers' weights from torch's generator.
+
+    Args:
+        model: of which every `nn.Linear` is drawn, in order of `modules()`.
+        how: "torch": left as they are, uniform with variance 1/(3·inputs). "unit": normal with variance 1/inputs, which makes of
+            inputs of unit variance q and k of unit variance. "mup": as "unit", but the last layer, `head`, starts at 0.
+    """
+    if how == "torch":
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            if how == "mup" and name == "head":
+                nn.init.zeros_(module.weight)

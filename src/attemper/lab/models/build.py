@@ -1,0 +1,55 @@
+"""From a configuration and a task to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from attemper.errors import ArgumentError
+from attemper.lab.config import RunConfig
+from attemper.lab.models.attention import Attention
+from attemper.lab.models.decoder import Decoder
+from attemper.lab.models.translator import Translator
+from attemper.lab.models.vision import Classifier
+from attemper.lab.tasks.task import Task
+
+
+def build(config: RunConfig, task: Task) -> nn.Module:
+    """A model for the task, its weights drawn from torch's generator.
+
+    Raises:
+        ArgumentError: dials that this task's model does not have.
+    """
+    dials, arithmetic = config.model, config.precision.arithmetic
+    if dials.attention == "additive" and config.task.name != "reversal":
+        raise ArgumentError("model.attention", f"'additive' for the task {config.task.name!r}", "'dot', or the task 'reversal'")
+    if not isinstance(dials.head_dim, int) and len(dials.head_dim) != dials.heads:
+        expected = f"model.heads = {dials.heads} of them, or one number"
+        raise ArgumentError("model.head_dim", f"{len(dials.head_dim)} widths", expected)
+    match config.task.name:
+        case "digits":
+            return Classifier(dials, task.classes, task.tokens, arithmetic)
+        case "reversal":
+            return Translator(dials, task.vocabulary, task.classes, task.tokens, arithmetic)
+        case _:
+            return Decoder(dials, task.vocabulary, task.classes, task.tokens, arithmetic)
+
+
+def attention_layers(model: nn.Module) -> dict[str, Attention]:
+    """The layers whose logits have a scale, by name, in the model's order."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
+
+
+@contextmanager
+def logits_times(model: nn.Module, factor: float) -> Iterator[None]:
+    """Multiply the factor on the products of every attention layer by `factor` while the block runs."""
+    layers = list(attention_layers(model).values())
+    for layer in layers:
+        layer.logit_factor = factor
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.logit_factor = 1.0

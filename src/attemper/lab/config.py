@@ -59,7 +59,8 @@ class Model(_Section):
         qk_norm: RMSNorm on q and k with learned gains, before the rule. softcap: bound on |logit|.
         position: "rotary", "learned" or "none".
         init: "unit" gives linear layers variance 1/inputs, so that q and k have unit variance; "torch" leaves PyTorch's default;
-            "mup" is "unit" with the output layer at 0 and q at 0, and learning rates of hidden matrices over width/64.
+            "mup" is "unit" with the output layer at 0, and the learning rate of matrices between hidden layers times 64/width
+            (Yang et al. 2022, arXiv 2203.03466, table 8, for Adam).
     """
 
     layers: Count = 2
@@ -133,7 +134,7 @@ class RunConfig(_Section):
         seed: of the weights and of the order of the examples.
         evaluate_every: steps from one validation loss to the next; also at the last step.
         log_every: steps from one record of the statistics to the next.
-        threads: of the arithmetic; more than one add in another order. Not part of what a run is called.
+        threads: of the arithmetic; more than one add in another order, and so give another curve.
     """
 
     task: Task = Task()

@@ -60,7 +60,7 @@ class RunResult:
         ended: the last step, from 0.
         evaluations: in the order in which they were made.
         seconds, tokens_per_second, peak_mib: of the training on the machine it ran on; they differ from run to run.
-        machine, versions: where and with what.
+        machine, versions, data: where, with what, and from what it learned.
     """
 
     id: str
@@ -73,6 +73,7 @@ class RunResult:
     peak_mib: float
     machine: str
     versions: dict[str, str] = field(default_factory=dict)
+    data: str = ""
     folder: Path | None = None
 
     @property
@@ -83,5 +84,12 @@ class RunResult:
 
     @cached_property
     def curves(self) -> Curves:
-        """Read from the folder when first asked for."""
-        raise NotImplementedError  # TODO: read by store
+        """Read from the folder when first asked for.
+
+        Raises:
+            LoadError: the run's files are not what the lab wrote.
+        """
+        from attemper.lab.store.files import RunFiles
+
+        assert self.folder is not None
+        return RunFiles(self.folder.parents[1], self.id).curves()

@@ -1,0 +1,27 @@
+"""The most memory that the process held while something ran."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from pathlib import Path
+from typing import Self
+
+_RESET, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+
+
+class PeakMemory:
+    """A context: `mib` is the largest resident size of the process within it, NaN where the system does not tell (not Linux)."""
+
+    mib = math.nan
+
+    def __enter__(self) -> Self:
+        with contextlib.suppress(OSError):  # an older kernel: the peak since the process began then
+            _RESET.write_text("5", "ascii")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if _STATUS.exists():
+            found = re.search(r"^VmHWM:\s+(\d+) kB", _STATUS.read_text("ascii"), re.MULTILINE)
+            self.mib = int(found[1]) / 1024 if found else math.nan

@@ -1,0 +1,216 @@
+"""Trains one run, from its configuration to its result; what it is told of progress, it tells; where it stood, it goes on."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import attemper
+from attemper.lab.arithmetic import LossScale, autocast
+from attemper.lab.config import RunConfig
+from attemper.lab.identity import run_id
+from attemper.lab.memory import PeakMemory
+from attemper.lab.models import attention_layers, build, logits_times
+from attemper.lab.optimisers import Optimisers
+from attemper.lab.store.files import RunFiles
+from attemper.lab.store.recorder import Recorder
+from attemper.lab.store.results import Evaluation, RunResult
+from attemper.lab.store.state import State, load, pack_optimisers, save, unpack_optimisers
+from attemper.lab.tasks import IGNORED, Batch, Task, load_task
+
+SAVE_EVERY = 20.0  # seconds from one checkpoint to the next
+
+Progress = Callable[[int, float], object]  # (steps done, loss)
+
+
+def train(config: RunConfig, folder: Path, progress: Progress = lambda _step, _loss: None) -> RunResult:
+    """Train the run, or go on with it, or read what it came to.
+
+    Args:
+        config: the run.
+        folder: of the sweep; the run's own is below it, under its name.
+        progress: told after each step.
+
+    Raises:
+        ArgumentError: the task's model does not have these dials, or another process trains this run. LoadError: data or
+            checkpoint cannot be read.
+    """
+    files = RunFiles(folder, run_id(config))
+    found = files.result()
+    if found is not None:
+        return found
+    with files.opened(config), threads(config.threads):
+        return Trial(config, files).run(progress)
+
+
+class Trial:
+    """One training: model, optimisers, order of the examples, curves."""
+
+    def __init__(self, config: RunConfig, files: RunFiles) -> None:
+        self.config, self.files = config, files
+        self.task: Task = load_task(config.task)
+        torch.manual_seed(config.seed)
+        self.model: nn.Module = build(config, self.task)
+        # Its own generator: every rule, width and arithmetic sees the same examples in the same order.
+        self.order = torch.Generator().manual_seed(config.seed)
+        self.optimisers = Optimisers(self.model, config)
+        self.loss_scale = LossScale(config.precision)
+        self.layers = attention_layers(self.model)
+        self.recorder = Recorder(tuple(self.layers), config.model.heads)
+        self.evaluations: list[Evaluation] = []
+        self.step, self.seconds = 0, 0.0
+
+    def run(self, progress: Progress) -> RunResult:
+        """To the end, from the checkpoint if there is one."""
+        if self.files.checkpoint.exists():
+            self.restore(load(self.files.checkpoint))
+        threshold = self.config.optimiser.qk_clip
+        began, saved, before, first = time.perf_counter(), time.perf_counter(), self.seconds, self.step
+        diverged = False
+        with PeakMemory() as memory, attemper.watch(self.model, every=self.config.log_every, mode="use", history=1) as watching:
+            watching.load_state_dict(watching.state_dict() | {"step": self.step})
+            clip = None if threshold is None else attemper.QKClip(self.model, threshold)
+            while self.step < self.config.steps:
+                loss = self.train_step(watching, clip)
+                self.step += 1
+                progress(self.step, loss)
+                diverged = not math.isfinite(loss)
+                due = self.step % self.config.evaluate_every == 0 or self.step == self.config.steps
+                if diverged:
+                    break
+                if due:
+                    self.evaluations.append(self.evaluate("validation", self.step, self.task.validation()))
+                now = time.perf_counter()
+                if now - saved > SAVE_EVERY and self.step < self.config.steps:
+                    self.seconds = before + now - began
+                    save(self.files.checkpoint, self.state())
+                    saved = now
+        self.seconds = before + time.perf_counter() - began
+        if not diverged:
+            self.measure_after()
+        scored = self.config.batch * self.task.batch(1, torch.Generator().manual_seed(0)).targets.numel()
+        result = RunResult(
+            id=self.files.id,
+            config=self.config,
+            status="diverged" if diverged else "done",
+            ended=self.step - 1,
+            evaluations=tuple(self.evaluations),
+            seconds=self.seconds,
+            tokens_per_second=scored * self.step / self.seconds,
+            peak_mib=memory.mib if not first else math.nan,  # of a part of it, it would mislead
+            machine=f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {self.config.threads} threads",
+            versions={"attemper": attemper.__version__, "torch": torch.__version__, "python": platform.python_version()},
+            data=self.task.data,
+        )
+        self.files.finish(result, self.recorder, self.model)
+        return result
+
+    def train_step(self, watching: attemper.monitor.Watch, clip: attemper.QKClip | None) -> float:
+        """One step; its loss."""
+        rate = self.optimisers.set_rate(self.step)
+        factor = self.loss_scale.factor
+        loss = self.loss(self.task.batch(self.config.batch, self.order))
+        self.optimisers.zero_grad()
+        (loss * factor if factor != 1.0 else loss).backward()
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        may = self.loss_scale.take_off([parameter.grad for parameter in parameters if parameter.grad is not None])
+        into = self.gradients() if self.step % self.config.log_every == 0 else None
+        most = self.config.optimiser.gradient_clip
+        norm = nn.utils.clip_grad_norm_(parameters, math.inf if most is None else most)
+        if may:
+            for optimiser in self.optimisers.all:
+                optimiser.step()
+        if clip is not None:
+            clip.step()
+        value = loss.item()
+        record = watching.step()
+        if record is not None and into is not None:
+            self.recorder.log(record, *into)
+        self.recorder.step(value, norm.item(), rate, factor)
+        return value
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean of −ln p(right class) over the scored positions."""
+        with autocast(self.config.precision):
+            logits = self.model(**batch.inputs)
+        return F.cross_entropy(logits.float().flatten(0, -2), batch.targets.flatten(), ignore_index=IGNORED)
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """Frobenius norms of the gradients in the weights that make q and k, each [layers]."""
+        weights = [(layer.q_proj.weight, layer.k_proj.weight) for layer in self.layers.values()]
+        norms = [[torch.linalg.vector_norm(weight.grad.double()) for weight in pair] for pair in weights]
+        q, k = torch.tensor(norms, dtype=torch.float64).reshape(-1, 2).unbind(1)
+        return q, k
+
+    @torch.no_grad()
+    def evaluate(self, kind: str, at: float, batches: "list[Batch] | tuple[Batch, ...]") -> Evaluation:
+        """Loss and accuracy over fixed examples."""
+        self.model.eval()
+        total, right, scored = 0.0, 0, 0
+        for batch in batches:
+            with autocast(self.config.precision):
+                logits = self.model(**batch.inputs).float()
+            total += F.cross_entropy(
+                logits.flatten(0, -2), batch.targets.flatten(), ignore_index=IGNORED, reduction="sum"
+            ).item()
+            right += int((logits.argmax(-1) == batch.targets).sum())
+            scored += int((batch.targets != IGNORED).sum())
+        self.model.train()
+        return Evaluation(kind, at, total / scored, right / scored)
+
+    def measure_after(self) -> None:
+        """What the configuration wants of the trained model."""
+        for factor in self.config.after.logit_factors:
+            with logits_times(self.model, factor):
+                self.evaluations.append(self.evaluate("logit_factor", factor, self.task.validation()))
+        for length in self.config.after.lengths:
+            self.evaluations.append(self.evaluate("length", length, self.task.validation(length)))
+
+    def state(self) -> State:
+        """Everything that the next step depends on."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        packed, words = pack_optimisers(self.optimisers.state())
+        tensors |= packed
+        tensors |= {f"curve.{name}": tensor for name, tensor in self.recorder.tensors().items()}
+        tensors |= {"generator.order": self.order.get_state(), "generator.torch": torch.get_rng_state()}
+        rest = {
+            "optimisers": words,
+            "loss_scale": [self.loss_scale.factor, self.loss_scale.clean],
+            "evaluations": [vars(evaluation) for evaluation in self.evaluations],
+            "seconds": self.seconds,
+        }
+        return State(self.step, tensors, rest)
+
+    def restore(self, state: State) -> None:
+        """The inverse of `state`."""
+        self.step, self.seconds = state.step, state.words["seconds"]
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): tensor for name, tensor in state.tensors.items() if name.startswith(prefix)}
+
+        self.model.load_state_dict(under("model."))
+        self.optimisers.load(unpack_optimisers(state.tensors, state.words["optimisers"]))
+        self.recorder.restore(under("curve."))
+        self.order.set_state(state.tensors["generator.order"])
+        torch.set_rng_state(state.tensors["generator.torch"])
+        self.loss_scale.factor, self.loss_scale.clean = state.words["loss_scale"]
+        self.evaluations = [Evaluation(**fields) for fields in state.words["evaluations"]]
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Compute with so many threads while the block runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -79,8 +79,18 @@ class RunResult:
     @property
     def loss(self) -> float:
         """The last validation loss; NaN where the training diverged."""
-        found = [evaluation.loss for evaluation in self.evaluations if evaluation.kind == "validation"]
-        return found[-1] if found and self.status == "done" else float("nan")
+        last = self._last()
+        return float("nan") if last is None else last.loss
+
+    @property
+    def accuracy(self) -> float:
+        """The share of right answers beside it."""
+        last = self._last()
+        return float("nan") if last is None else last.accuracy
+
+    def _last(self) -> Evaluation | None:
+        found = [evaluation for evaluation in self.evaluations if evaluation.kind == "validation"]
+        return found[-1] if found and self.status == "done" else None
 
     @cached_property
     def curves(self) -> Curves:

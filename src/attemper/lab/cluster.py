@@ -1,0 +1,67 @@
+"""A sweep on a Ray cluster: Ray Tune deals the runs out, each is trained as here, into the same files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attemper.errors import LoadError, MissingExtraError
+from attemper.lab.config import RunConfig
+from attemper.lab.identity import run_id
+from attemper.lab.store.files import RunFiles
+from attemper.lab.training import train
+
+if TYPE_CHECKING:
+    from attemper.lab.sweep import Tell
+
+
+def on_ray(address: str, folder: Path, todo: Sequence[RunConfig], tell: "Tell") -> None:
+    """Train the runs on the cluster.
+
+    Args:
+        address: of the cluster; "local" starts one on this machine.
+        folder: of the sweep, which all nodes see under this name.
+        todo: the runs.
+        tell: told of each run that is over, when all are.
+
+    Raises:
+        MissingExtraError: Ray is not installed. LoadError: the cluster cannot be reached, or a run failed there.
+    """
+    try:
+        import ray
+        from ray import tune
+    except ImportError:
+        raise MissingExtraError("ray[tune]", "ray", "run a sweep on a Ray cluster") from None
+    from attemper.lab.sweep import Event
+
+    place = folder.resolve()
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:
+        raise LoadError(f"ray: no cluster could be reached at {address!r}: {error}") from error
+    try:
+        by_id = {run_id(config): config for config in todo}
+        texts = {id: config.model_dump_json() for id, config in by_id.items()}
+        trainable = tune.with_resources(tune.with_parameters(_train, folder=str(place), texts=texts), {"cpu": 1})
+        tuner = tune.Tuner(
+            trainable,
+            param_space={"run": tune.grid_search(list(by_id))},
+            run_config=tune.RunConfig(storage_path=str(place / "ray"), name="tune", verbose=0),
+        )
+        failed = [str(error) for error in tuner.fit().errors]
+    finally:
+        ray.shutdown()
+    for id, config in by_id.items():
+        result = RunFiles(folder, id).result()
+        if result is not None:
+            tell(Event(id, result.ended + 1, config.steps, result.loss, over=True))
+    if failed:
+        last = failed[0].strip().splitlines()[-1]
+        raise LoadError(f"ray: {len(failed)} of {len(todo)} runs failed, the first with: {last}; the others are kept")
+
+
+def _train(config: dict[str, str], folder: str, texts: dict[str, str]) -> dict[str, float]:
+    result = train(RunConfig.model_validate_json(texts[config["run"]]), Path(folder))
+    return {"loss": result.loss}

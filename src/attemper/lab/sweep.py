@@ -1,0 +1,190 @@
+"""Many runs: in this process one after another, in several processes, or on a Ray cluster; the same training, the same files.
+
+    DIR/sweep.json       what was asked for: name, effort, the configurations
+    DIR/runs/ID/…        see `attemper.lab.store.files`
+    DIR/table.parquet    one row a run, when all are over
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import queue
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from attemper.errors import ArgumentError, LoadError
+from attemper.lab.config import RunConfig
+from attemper.lab.identity import run_id
+from attemper.lab.store.files import RunFiles
+from attemper.lab.store.results import RunResult
+from attemper.lab.store.state import replace
+from attemper.lab.table import write_table
+from attemper.lab.training import train
+
+FORMAT = 1
+NAME = "sweep.json"
+_POLL = 0.2  # seconds between two looks at what other processes tell
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What was asked for.
+
+    Attributes:
+        name: of the preset, or of the configuration file. effort: "quick" or "full"; "" for a file.
+        command: that repeats it. runs: the configurations, each once, in order.
+    """
+
+    name: str
+    effort: str
+    command: str
+    runs: tuple[RunConfig, ...]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What is told while a sweep runs: of the run `id`, at `step` steps of `steps`, the loss; or that it is over."""
+
+    id: str
+    step: int
+    steps: int
+    loss: float
+    over: bool = False
+
+
+Tell = Callable[[Event], object]
+
+
+def begin(folder: Path, sweep: Sweep) -> None:
+    """Write down what is to be done, or find that it is what the folder is about.
+
+    Raises:
+        ArgumentError: the folder holds another sweep or something else, or cannot be written.
+    """
+    if (folder / NAME).exists():
+        there = read(folder)
+        if {run_id(run) for run in there.runs} != {run_id(run) for run in sweep.runs}:
+            given = f"{folder}, which holds another sweep ({there.name}, {len(there.runs)} runs, by: {there.command})"
+            raise ArgumentError("out", given, "a new folder, or the command that began this one")
+        return
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ArgumentError("out", f"{folder}, which holds something else", "a new folder, or an empty one")
+        folder.mkdir(parents=True, exist_ok=True)
+        fields = asdict(sweep) | {"format": FORMAT, "runs": [run.model_dump(mode="json") for run in sweep.runs]}
+        replace(folder / NAME, json.dumps(fields, indent=1).encode())
+    except OSError as error:
+        raise ArgumentError("out", f"{folder} ({error.strerror})", "a folder that can be written") from error
+
+
+def read(folder: Path) -> Sweep:
+    """What `begin` wrote.
+
+    Raises:
+        LoadError: the folder holds no sweep.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        raise LoadError(f"{folder}: no {NAME} is there; expected a folder that `attemper lab run --out` made")
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        if fields.pop("format") != FORMAT:
+            raise LoadError(f"{path}: written by another version of attemper; expected format {FORMAT}")
+        return Sweep(**fields | {"runs": tuple(RunConfig.model_validate(run) for run in fields["runs"])})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ValidationError) as error:
+        raise LoadError(f"{path}: {error}; expected what `attemper lab run` wrote") from error
+
+
+def results(folder: Path) -> list[RunResult]:
+    """The runs that are over, in order."""
+    found = (RunFiles(folder, run_id(run)).result() for run in read(folder).runs)
+    return [result for result in found if result is not None]
+
+
+def run(folder: Path, jobs: int = 1, tell: Tell = lambda _event: None, ray: str | None = None) -> list[RunResult]:
+    """Train what is not over yet, and write the table.
+
+    Args:
+        folder: where `begin` was.
+        jobs: processes at a time; one is this process.
+        tell: told of every step, in this process.
+        ray: address of a Ray cluster, whose nodes all see the folder under this name; "local" starts one here.
+
+    Returns:
+        One result a run, in order.
+
+    Raises:
+        ArgumentError: another process trains one of the runs. LoadError: a file is not what it should be, or a process was
+            killed; what was trained is kept.
+    """
+    sweep = read(folder)
+    todo = [config for config in sweep.runs if RunFiles(folder, run_id(config)).result() is None]
+    if ray is not None and todo:
+        from attemper.lab.cluster import on_ray
+
+        on_ray(ray, folder, todo, tell)
+    elif jobs == 1:
+        for config in todo:
+            train_one(folder, config, tell)
+    elif todo:
+        _in_processes(folder, todo, jobs, tell)
+    found = results(folder)
+    if todo or not (folder / "table.parquet").exists():
+        write_table(folder / "table.parquet", found)
+    return found
+
+
+def train_one(folder: Path, config: RunConfig, tell: Tell) -> None:
+    """Train one run and tell of its steps."""
+    id = run_id(config)
+    last = train(config, folder, lambda step, loss: tell(Event(id, step, config.steps, loss)))
+    tell(Event(id, last.ended + 1, config.steps, last.loss, over=True))
+
+
+_events: "multiprocessing.Queue[Event]"  # in a process of the pool
+
+
+def _listen(events: "multiprocessing.Queue[Event]") -> None:
+    global _events  # noqa: PLW0603 - what a pool hands to its processes can stand nowhere else
+    _events = events
+
+
+def _train_there(folder: Path, config: RunConfig) -> None:
+    train_one(folder, config, _events.put)
+
+
+def _in_processes(folder: Path, todo: Sequence[RunConfig], jobs: int, tell: Tell) -> None:
+    # Not by fork: OpenMP hangs in a forked child once its threads are there.
+    context = multiprocessing.get_context("spawn")
+    events: multiprocessing.Queue[Event] = context.Queue()
+    pool = ProcessPoolExecutor(min(jobs, len(todo)), context, _listen, (events,))
+    try:
+        waiting: set[Future[None]] = {pool.submit(_train_there, folder, config) for config in todo}
+        while waiting:
+            done, waiting = wait(waiting, _POLL, FIRST_COMPLETED)
+            _drain(events, tell)
+            for future in done:
+                future.result()
+        _drain(events, tell)
+    except BrokenProcessPool as error:
+        raise LoadError(f"{folder}: a process that trained was killed, perhaps for memory; `attemper lab resume` goes on") from error
+    finally:
+        for process in list((pool._processes or {}).values()):  # noqa: SLF001 - they hold nothing that a kill could harm
+            if any(not future.done() for future in waiting):
+                process.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _drain(events: "multiprocessing.Queue[Event]", tell: Tell) -> None:
+    while True:
+        try:
+            tell(events.get_nowait())
+        except queue.Empty:
+            return

@@ -1,1 +1,22 @@
 """The questions that the lab answers, one module each."""
+
+import importlib
+
+from attemper.errors import ArgumentError
+from attemper.lab.presets.preset import Effort, Preset
+
+__all__ = ["NAMES", "Effort", "Preset", "preset"]
+
+NAMES = ("convergence",)
+
+
+def preset(name: str) -> Preset:
+    """The preset of that name.
+
+    Raises:
+        ArgumentError: there is none; the message names all.
+    """
+    if name not in NAMES:
+        raise ArgumentError("preset", repr(name), f"one of {', '.join(NAMES)}")
+    found: Preset = importlib.import_module(f"attemper.lab.presets.{name.replace('-', '_')}").PRESET
+    return found

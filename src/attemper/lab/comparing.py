@@ -1,0 +1,93 @@
+"""Means over seeds, their spread, and tests of pairs: the same seed gives the same weights' draw and the same examples.
+
+A difference is claimed only with its test beside it. Of few seeds little can be claimed: a paired t test of three has two degrees
+of freedom, and a rank test cannot fall below 0.25 there, so that t, which takes the differences as normal, is what is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from attemper.errors import MissingExtraError
+
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Numbers over seeds: `mean`, and `sd`, the standard deviation of a single one (NaN of fewer than two); `count` of them."""
+
+    mean: float
+    sd: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f}" if math.isnan(self.sd) else f"{self.mean:.3f} ± {self.sd:.3f}"
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A difference, first − second, seed by seed.
+
+    Attributes:
+        mean: of the differences. low, high: 95 % interval of it by Student's t. p: of the paired t test, two-sided.
+        count: pairs. lost: pairs of which one is no number, thus a training that diverged.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    count: int
+    lost: int
+
+    @property
+    def clear(self) -> bool:
+        """Whether the test rejects no difference at 5 %."""
+        return self.p < LEVEL
+
+    def __str__(self) -> str:
+        if self.count < 2:
+            return f"{self.mean:+.3f} ({self.count} pairs, no test)"
+        return f"{self.mean:+.3f} (95 % interval {self.low:+.3f} to {self.high:+.3f}, paired t, p = {self.p:.2g}, {self.count} seeds)"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and standard deviation of the numbers among the values."""
+    known = [value for value in values if math.isfinite(value)]
+    return Spread(fmean(known) if known else math.nan, stdev(known) if len(known) > 1 else math.nan, len(known))
+
+
+def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
+    """The difference of two arms, seed by seed; a pair with a value that is no number is left out, and counted."""
+    pairs = [(a, b) for a, b in zip(first, second, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    differences = [a - b for a, b in pairs]
+    lost = len(first) - len(pairs)
+    if len(pairs) < 2:
+        return Paired(fmean(differences) if differences else math.nan, math.nan, math.nan, math.nan, len(pairs), lost)
+    if stdev(differences) == 0:
+        same = differences[0]
+        return Paired(same, same, same, 1.0 if same == 0 else 0.0, len(pairs), lost)
+    try:
+        from scipy import stats
+    except ImportError:
+        raise MissingExtraError("scipy", "lab", "test differences over seeds") from None
+    tested = stats.ttest_1samp(differences, 0.0)
+    low, high = tested.confidence_interval(1 - LEVEL)
+    return Paired(fmean(differences), float(low), float(high), float(tested.pvalue), len(pairs), lost)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """The p values of several tests, raised so that all together err with the level's probability (Holm 1979).
+
+    NaN stays NaN and counts as no test.
+    """
+    order = sorted((place for place, p in enumerate(ps) if not math.isnan(p)), key=lambda place: ps[place])
+    raised, highest = list(ps), 0.0
+    for rank, place in enumerate(order):
+        highest = max(highest, min(1.0, (len(order) - rank) * ps[place]))
+        raised[place] = highest
+    return raised

@@ -1,0 +1,123 @@
+"""From a TOML file, and what the command line sets, to configurations; what is wrong is said with its place.
+
+    seeds = [0, 1, 2]            # instead of `seed`: each configuration with each of them
+    [vary]                       # every combination of these
+    "model.rule" = ["none", "inverse_sqrt"]
+    [model]
+    head_dim = 64
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from attemper.errors import ArgumentError, LoadError
+from attemper.lab.config import RunConfig
+
+
+def read_configs(path: Path) -> tuple[RunConfig, ...]:
+    """The runs that a file describes.
+
+    Raises:
+        LoadError: it cannot be read, is no TOML, or says something unknown or impossible.
+    """
+    try:
+        fields = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise LoadError(f"{path}: {error.strerror}; expected a TOML file, or the name of a preset (attemper lab list)") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise LoadError(f"{path}: {error}; expected TOML") from error
+    seeds, vary = fields.pop("seeds", None), fields.pop("vary", {})
+    if not isinstance(vary, dict) or not all(isinstance(values, list) and values for values in vary.values()):
+        raise LoadError(f"{path}: [vary] is {vary!r}; expected lists by dotted names, such as \"model.rule\" = [\"none\"]")
+    if seeds is not None:
+        if "seed" in fields or not isinstance(seeds, list) or not seeds:
+            raise LoadError(f"{path}: seeds is {seeds!r}; expected a list of whole numbers, and no seed beside it")
+        vary = {**vary, "seed": seeds}
+    try:
+        configs = [
+            _checked(_with(fields, dict(zip(vary, values, strict=True)))) for values in itertools.product(*vary.values())
+        ]
+    except ArgumentError as error:
+        raise LoadError(f"{path}: {error}") from error
+    return tuple(dict.fromkeys(configs))
+
+
+def override(configs: Sequence[RunConfig], settings: Sequence[str]) -> tuple[RunConfig, ...]:
+    """The configurations with what `--set name=value` says.
+
+    Args:
+        configs: the runs.
+        settings: such as "model.rule=none" or "steps=100"; a value is JSON, or text where it is none.
+
+    Raises:
+        ArgumentError: a setting has no "=", or names something unknown or impossible.
+    """
+    values: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise ArgumentError("--set", repr(setting), "NAME=VALUE, such as model.rule=none")
+        try:
+            values[name.strip()] = json.loads(text)
+        except ValueError:
+            values[name.strip()] = text
+    if not values:
+        return tuple(configs)
+    return tuple(dict.fromkeys(_checked(_with(config.model_dump(mode="json"), values)) for config in configs))
+
+
+def _with(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(json.dumps(fields, default=str))
+    for name, value in values.items():
+        *sections, last = name.split(".")
+        place = made
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise ArgumentError(name, json.dumps(value), f"a field of a section; {section} is none")
+        place[last] = value
+    return made
+
+
+def _checked(fields: Mapping[str, Any]) -> RunConfig:
+    try:
+        return RunConfig.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        # What pydantic appends of its own path, such as the member of a union, is no name that a user wrote.
+        names = [str(part) for part in first["loc"]]
+        known = _known(names)
+        if first["type"] == "extra_forbidden":
+            fields_there = ", ".join(_fields(names[:-1]))
+            raise ArgumentError(".".join(names), _shown(first["input"]), f"no such field; there are {fields_there}") from None
+        raise ArgumentError(known, _shown(first["input"]), first["msg"].removeprefix("Input should be ")) from None
+
+
+def _known(names: list[str]) -> str:
+    model: Any = RunConfig
+    found = []
+    for name in names:
+        if not hasattr(model, "model_fields") or name not in model.model_fields:
+            break
+        found.append(name)
+        model = model.model_fields[name].annotation
+    return ".".join(found) or ".".join(names)
+
+
+def _fields(names: list[str]) -> list[str]:
+    model: Any = RunConfig
+    for name in names:
+        model = model.model_fields[name].annotation
+    return list(model.model_fields)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str)

@@ -34,7 +34,7 @@ def vega_script() -> Script:
 
 def themes() -> dict[str, dict[str, Any]]:
     """For the light and the dark page: Vega's `config`, and `inks`, the values of the signals that hold the charts' colours."""
-    return {name: {"config": _config(RAMPS[name], _INKS[name]), "inks": _INKS[name]} for name in RAMPS}
+    return {name: {"config": theme_config(name), "inks": _INKS[name]} for name in RAMPS}
 
 
 @functools.cache
@@ -182,6 +182,11 @@ def _compiled(chart: "alt.TopLevelMixin") -> dict[str, Any]:
     written = chart.to_dict() | {"config": {"aria": False, "view": {"stroke": None}}}
     compiled = vl_convert.vegalite_to_vega(written)
     return {name: value for name, value in compiled.items() if name not in ("$schema", "background", "padding")}
+
+
+def theme_config(theme: str) -> dict[str, Any]:
+    """Vega's `config` for the light or the dark page."""
+    return _config(RAMPS[theme], _INKS[theme])
 
 
 def _config(ramp: tuple[str, ...], inks: dict[str, str]) -> dict[str, Any]:

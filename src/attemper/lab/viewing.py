@@ -1,0 +1,53 @@
+"""From a folder of runs to what a page or a terminal shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attemper.errors import LoadError
+from attemper.lab.comparing import spread
+from attemper.lab.presets import NAMES, preset
+from attemper.lab.store.results import RunResult
+from attemper.lab.sweep import read, results
+from attemper.lab.table import flat
+from attemper.report.sweeps import Answer, SweepView, Table
+
+
+def view_of(folder: Path) -> SweepView:
+    """The answer of the preset; of a configuration of one's own, its runs side by side.
+
+    Raises:
+        LoadError: no run is over, or some are not that the preset's answer needs.
+    """
+    sweep, found = read(folder), results(folder)
+    missing = len(sweep.runs) - len(found)
+    if missing:
+        raise LoadError(f"{folder}: {missing} of {len(sweep.runs)} runs are not over; `attemper lab resume {folder}` goes on with them")
+    if sweep.name in NAMES:
+        asked = preset(sweep.name)
+        question, sources, answer = asked.question, asked.sources, asked.answer(found)
+    else:
+        question, sources, answer = f"What do the runs of {sweep.name} come to?", (), plain_answer(found)
+    seconds = sum(result.seconds for result in found)
+    machines = ", ".join(dict.fromkeys(result.machine for result in found))
+    return SweepView(sweep.name, question, answer, sources, sweep.command, len(found), seconds, machines)
+
+
+def plain_answer(found: list[RunResult]) -> Answer:
+    """The runs by what was varied, with means over the seeds; nothing is claimed."""
+    rows = [flat(result.config.model_dump(mode="json")) for result in found]
+    varied = [name for name in rows[0] if name != "seed" and len({str(row[name]) for row in rows}) > 1]
+    arms: dict[tuple[str, ...], list[RunResult]] = {}
+    for row, result in zip(rows, found, strict=True):
+        arms.setdefault(tuple(str(row[name]) for name in varied), []).append(result)
+    lines = [
+        (*key, str(spread([run.loss for run in runs])), f"{spread([run.accuracy for run in runs]).mean:.3f}", str(len(runs)),
+         str(sum(run.status == "diverged" for run in runs)))
+        for key, runs in arms.items()
+    ]  # fmt: skip
+    best = min(arms.items(), key=lambda arm: spread([run.loss for run in arm[1]]).mean, default=None)
+    losses = spread([run.loss for run in best[1]]) if best else spread([])
+    named = ", ".join(f"{name} = {value}" for name, value in zip(varied, best[0], strict=True)) if best and varied else "the run"
+    header = (*varied, "loss, nats", "accuracy", "seeds", "diverged")
+    sentence = f"The lowest mean held-out loss is {losses} nats a scored position, of {named}. No test is made here: see `attemper lab compare`."
+    return Answer(sentence, f"{losses.mean:.3f} nats", (Table("Held-out loss at the end", header, tuple(lines)),))

@@ -1,0 +1,28 @@
+"""A sweep as plain text: the answer first, then its tables."""
+
+from __future__ import annotations
+
+import textwrap
+
+from attemper.report.names import safe
+from attemper.report.sweeps import SweepView, Table
+
+_LINE = 100
+
+
+def sweep_text(view: SweepView, tables: bool = True) -> str:
+    """The question, the answer, its limits, and with `tables` what it rests on."""
+    parts = [safe(view.question), "", *textwrap.wrap(safe(view.answer.sentence), _LINE), ""]
+    if tables:
+        for table in view.answer.tables:
+            parts += [safe(table.title), *_aligned(table), ""]
+    parts += ["What this does not show:"]
+    for limit in view.answer.limits:
+        parts += textwrap.wrap(f"- {safe(limit)}", _LINE, subsequent_indent="  ")
+    return "\n".join(parts)
+
+
+def _aligned(table: Table) -> list[str]:
+    rows = [table.header, *table.rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(table.header))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -97,7 +97,7 @@ def _checked(fields: Mapping[str, Any]) -> RunConfig:
         known = _known(names)
         if first["type"] == "extra_forbidden":
             fields_there = ", ".join(_fields(names[:-1]))
-            raise ArgumentError(".".join(names), _shown(first["input"]), f"no such field; there are {fields_there}") from None
+            raise ArgumentError(".".join(names), _shown(first["input"]), f"a field that there is: {fields_there}") from None
         raise ArgumentError(known, _shown(first["input"]), first["msg"].removeprefix("Input should be ")) from None
 
 

@@ -16,10 +16,17 @@ def sweep_text(view: SweepView, tables: bool = True) -> str:
     if tables:
         for table in view.answer.tables:
             parts += [safe(table.title), *_aligned(table), ""]
-    parts += ["What this does not show:"]
+    if view.answer.limits:
+        parts.append("What this does not show:")
     for limit in view.answer.limits:
         parts += textwrap.wrap(f"- {safe(limit)}", _LINE, subsequent_indent="  ")
     return "\n".join(parts)
+
+
+def table_text(table: Table) -> str:
+    """One table under its title."""
+    note = textwrap.wrap(safe(table.note), _LINE)
+    return "\n".join([safe(table.title), "", *_aligned(table), "", *note])
 
 
 def _aligned(table: Table) -> list[str]:

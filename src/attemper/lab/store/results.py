@@ -50,7 +50,7 @@ class Curves:
     layers: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunResult:
     """A run that is over.
 

@@ -51,17 +51,18 @@ def _curves(chart: Chart, theme: str) -> "alt.LayerChart":
 
     def axis(title: str, log: bool, **options: Any) -> dict[str, Any]:
         scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False, nice=True)
-        return {"scale": scale, "axis": alt.Axis(title=title, format="~g", tickCount=6, labelOverlap="greedy", **options)}
+        return {"scale": scale, "axis": alt.Axis(title=title, format=".6~g", tickCount=6, labelOverlap="greedy", **options)}
 
     x = alt.X("x:Q", **axis(chart.x, chart.log_x, grid=False))
     y = alt.Y("y:Q", **axis(chart.y, chart.log_y, titleAngle=0, titleAlign="left", titleAnchor="end", titleY=-14, titleX=0))
     legend = alt.Legend(title=None, orient="right", labelLimit=220, symbolStrokeWidth=2.5, symbolSize=220)
-    color = alt.Color("series:N", scale=alt.Scale(domain=names, range=list(_HUES[theme])[: len(names)]), sort=names, legend=legend)
+    hues = alt.Scale(domain=names, range=list(_HUES[theme])[: len(names)])
+    color = alt.Color("series:N", scale=hues, sort=names, legend=legend)
     dash = alt.StrokeDash("series:N", scale=alt.Scale(domain=names, range=list(_DASHES)[: len(names)]), legend=legend)
     base = alt.Chart(data)
     band = base.transform_filter("isValid(datum.low) && isValid(datum.high)").mark_area(opacity=0.16)
     return alt.layer(
-        band.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=color),
+        band.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", fill=alt.Fill("series:N", scale=hues, legend=None)),
         base.mark_line(strokeWidth=2, point=len(rows) <= 12 * max(1, len(names))).encode(x=x, y=y, color=color, strokeDash=dash),
     ).properties(width=_WIDTH, height=_HEIGHT)
 

@@ -1,0 +1,76 @@
+"""`lab list`, `lab report` and `lab compare`: what is there already."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attemper.cli.lab.extras import require_lab
+from attemper.cli.lab.page import write_page
+from attemper.cli.output import say, write_text
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a sweep.")]
+
+
+def list_(
+    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The folder of a sweep.", show_default=False)] = None,
+) -> None:
+    """List the presets with their questions, or the runs of a folder with how far they are.
+
+    Exit codes: 0 listed, 2 no such folder.
+    """
+    require_lab()
+    if folder is None:
+        from attemper.lab.presets import NAMES, preset
+
+        width = max(map(len, NAMES))
+        say([f"{name:{width}}  {preset(name).question}" for name in NAMES], hang=width + 2)
+        return
+    from attemper.lab.identity import run_id
+    from attemper.lab.store.files import RunFiles
+    from attemper.lab.sweep import read
+
+    lines = []
+    for config in read(folder).runs:
+        files = RunFiles(folder, run_id(config))
+        result = files.result()
+        if result is not None:
+            state = f"{result.status}, loss {result.loss:.3f}"
+        else:
+            state = "interrupted" if files.checkpoint.exists() else "to do"
+        model = config.model
+        lines.append(f"{files.id}  {config.task.name}, {model.rule}, d_k {model.head_dim}, seed {config.seed}: {state}")
+    say(lines)
+
+
+def report(
+    folder: Folder,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the page there.", show_default=False)] = None,
+) -> None:
+    """Say what a sweep came to, with its tables; --html writes the page anew.
+
+    Exit codes: 0 written, 2 no such sweep, or some of its runs are not over.
+    """
+    require_lab()
+    from attemper.lab.viewing import view_of
+    from attemper.report.sweep_text import sweep_text
+
+    view = view_of(folder)
+    if html is not None:
+        write_page(view, html, asked_for=True)
+    write_text(sweep_text(view) + "\n")
+
+
+def compare(
+    one: Folder,
+    two: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of another.")],
+) -> None:
+    """Compare the runs of two sweeps that differ in the same way: held-out loss, and where seeds match a paired test.
+
+    Exit codes: 0 compared, 2 no such sweeps, or no run of one has its like in the other.
+    """
+    require_lab()
+    from attemper.lab.matching import compared
+    from attemper.report.sweep_text import table_text
+
+    write_text(table_text(compared(one, two)) + "\n")

@@ -1,0 +1,61 @@
+"""Two sweeps side by side: which fields tell them apart, and what that comes to, arm by arm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attemper.errors import LoadError
+from attemper.lab.comparing import holm, paired, spread
+from attemper.lab.store.results import RunResult
+from attemper.lab.sweep import results
+from attemper.lab.table import flat
+from attemper.report.sweeps import Table
+
+
+def compared(one: Path, two: Path) -> Table:
+    """Runs of the first sweep beside those of the second that differ only in what tells the two sweeps apart.
+
+    Raises:
+        LoadError: a folder holds no sweep, or no two runs are alike but for that.
+    """
+    first, second = ({run: fields(run) for run in results(folder)} for folder in (one, two))
+    names = sorted({name for row in (*first.values(), *second.values()) for name in row})
+    apart = [name for name in names if {str(row.get(name)) for row in first.values()} != {str(row.get(name)) for row in second.values()}]
+    arms = sorted({_rest(row, apart) for row in first.values()} & {_rest(row, apart) for row in second.values()})
+    if not arms:
+        raise LoadError(f"{two}: no run has its like in {one}; expected two sweeps that vary in the same fields, both with runs that are over")
+    rows, tests = [], []
+    for arm in arms:
+        pair = [[run for run, row in side.items() if _rest(row, apart) == arm] for side in (first, second)]
+        matched = _by_seed(*pair)
+        tests.append(paired([a.loss for a, _ in matched], [b.loss for _, b in matched]))
+        rows.append([", ".join(f"{name} = {value}" for name, value in arm if _varies(name, first, second)) or "all"])
+        rows[-1] += [str(spread([run.loss for run in side])) for side in pair]
+    for row, test, p in zip(rows, tests, holm([test.p for test in tests]), strict=True):
+        interval = f"{test.low:+.3f} to {test.high:+.3f}" if test.count > 1 else ""
+        row += [f"{test.mean:+.3f}", interval, f"{test.p:.2g}", f"{p:.2g}", str(test.count), str(test.lost)]
+    told = ", ".join(apart) or "nothing: they are one sweep"
+    header = ("runs", str(one), str(two), "first − second", "95 % interval", "p", "p, Holm", "seeds", "lost")
+    note = "Held-out loss in nats; the test is a paired t test over the seeds that both have; lost: pairs with a run that diverged."
+    return Table(f"What tells them apart: {told}", header, tuple(map(tuple, rows)), note)
+
+
+def fields(run: RunResult) -> dict[str, Any]:
+    """The configuration, flat, without the seed."""
+    row = flat(run.config.model_dump(mode="json"))
+    del row["seed"]
+    return row
+
+
+def _rest(row: dict[str, Any], apart: list[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, str(value)) for name, value in row.items() if name not in apart)
+
+
+def _varies(name: str, *sides: dict[RunResult, dict[str, Any]]) -> bool:
+    return len({str(row.get(name)) for side in sides for row in side.values()}) > 1
+
+
+def _by_seed(one: list[RunResult], two: list[RunResult]) -> list[tuple[RunResult, RunResult]]:
+    others = {run.config.seed: run for run in two}
+    return [(run, others[run.config.seed]) for run in one if run.config.seed in others]

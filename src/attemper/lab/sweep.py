@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from attemper.errors import ArgumentError, LoadError
 from attemper.lab.config import RunConfig
 from attemper.lab.identity import run_id
-from attemper.lab.store.files import RunFiles
+from attemper.lab.store.files import RunFiles, one_line
 from attemper.lab.store.results import RunResult
 from attemper.lab.store.state import replace
 from attemper.lab.table import write_table
@@ -99,7 +99,7 @@ def read(folder: Path) -> Sweep:
             raise LoadError(f"{path}: written by another version of attemper; expected format {FORMAT}")
         return Sweep(**fields | {"runs": tuple(RunConfig.model_validate(run) for run in fields["runs"])})
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ValidationError) as error:
-        raise LoadError(f"{path}: {error}; expected what `attemper lab run` wrote") from error
+        raise LoadError(f"{path}: {one_line(error)}; expected what `attemper lab run` wrote") from error
 
 
 def results(folder: Path) -> list[RunResult]:

@@ -76,7 +76,7 @@ class Trial:
         began, saved, before, first = time.perf_counter(), time.perf_counter(), self.seconds, self.step
         diverged = False
         with PeakMemory() as memory, attemper.watch(self.model, every=self.config.log_every, mode="use", history=1) as watching:
-            watching.load_state_dict(watching.state_dict() | {"step": self.step})
+            watching.load_state_dict(watching.state_dict() | {"next": self.step})
             clip = None if threshold is None else attemper.QKClip(self.model, threshold)
             while self.step < self.config.steps:
                 loss = self.train_step(watching, clip)

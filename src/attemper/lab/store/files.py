@@ -72,7 +72,7 @@ class RunFiles:
             fields["evaluations"] = tuple(Evaluation(**_numbers(each)) for each in fields["evaluations"])
             return RunResult(**_numbers(fields), folder=self.folder)
         except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:
-            raise LoadError(f"{path}: {error}; expected the result of a run; delete it to train the run anew") from error
+            raise LoadError(f"{path}: {one_line(error)}; expected the result of a run; delete it to train the run anew") from error
 
     def finish(self, result: RunResult, recorder: Recorder, model: nn.Module) -> None:
         """Write the results, that they are there last, and take the checkpoint away."""
@@ -160,6 +160,11 @@ def curves_from(steps: "pa.Table", heads: "pa.Table") -> Curves:
         k_gradient=shaped("k_gradient")[..., 0],
         layers=layers,
     )
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, its lines joined."""
+    return " ".join(str(error).split())
 
 
 def _null(value: Any) -> Any:

@@ -1,0 +1,170 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from pyarrow import parquet
+
+import attemper
+from attemper.errors import ArgumentError, LoadError
+from attemper.lab import training
+from attemper.lab.identity import run_id
+from attemper.lab.models import attention_layers, build
+from attemper.lab.store.files import RunFiles
+from attemper.lab.tasks import load_task
+from attemper.lab.training import train
+from attemper.monitor.trackers.locking import Lock
+from tests.lab_runs import MODEL, TASK, After, Model, Optimiser, Precision, files_of, tiny
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_after(steps: int):
+    def progress(step: int, _loss: float) -> None:
+        if step == steps:
+            raise Stopped
+
+    return progress
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"optimiser": Optimiser(name="muon")},
+        {"optimiser": Optimiser(name="sgd", learning_rate=0.1)},
+        {"precision": Precision(arithmetic="fp16", loss_scale="dynamic")},
+        {"optimiser": Optimiser(qk_clip=3.0)},
+        {"model": Model(layers=2, heads=3, head_dim=6, width=10, rule="learned", init="mup")},
+    ],
+    ids=["adamw", "muon", "sgd", "fp16", "clip", "mup"],
+)
+def test_an_interrupted_run_goes_on_to_the_same_bytes(
+    fields: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    config = tiny(**fields)
+    train(config, tmp_path / "whole")
+    for stop in (3, 7, 10):
+        with pytest.raises(Stopped):
+            train(config, tmp_path / "parts", stop_after(stop))
+        assert (tmp_path / "parts" / "runs" / run_id(config) / "checkpoint.safetensors").exists()
+    train(config, tmp_path / "parts")
+    assert files_of(tmp_path / "whole") == files_of(tmp_path / "parts")
+    results = [json.loads(path.read_text()) for path in tmp_path.rglob("result.json")]
+    assert results[0]["evaluations"] == results[1]["evaluations"]
+    assert not list(tmp_path.rglob("checkpoint.safetensors"))
+
+
+def test_what_is_recorded_is_what_a_plain_loop_gives(tmp_path: Path) -> None:
+    config = tiny(optimiser=Optimiser(gradient_clip=None, weight_decay=0.0, decay="none", warmup=0))
+    result = train(config, tmp_path)
+    task = load_task(config.task)
+    torch.manual_seed(config.seed)
+    model = build(config, task)
+    order = torch.Generator().manual_seed(config.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.optimiser.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    losses, into, entropies = [], [], []
+    for step in range(config.steps):
+        batch = task.batch(config.batch, order)
+        with attemper.watch(model) as watching:
+            loss = torch.nn.functional.cross_entropy(model(**batch.inputs).flatten(0, 1), batch.targets.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            record = watching.step()
+        assert record is not None
+        if step % config.log_every == 0:
+            layers = attention_layers(model).values()
+            into.append([torch.linalg.vector_norm(layer.q_proj.weight.grad.double()).item() for layer in layers])
+            entropies.append(torch.stack([layer.figure("normalized_entropy") for layer in record.layers]))
+        optimizer.step()
+        losses.append(loss.item())
+    curves = result.curves if result.folder else train(config, tmp_path).curves
+    assert curves.loss.tolist() == losses
+    assert curves.steps.tolist() == list(range(0, config.steps, config.log_every))
+    torch.testing.assert_close(curves.q_gradient, torch.tensor(into, dtype=torch.float64), rtol=0, atol=0)
+    torch.testing.assert_close(curves.figures["normalized_entropy"], torch.stack(entropies).double(), rtol=1e-6, atol=1e-7)
+
+
+def test_a_run_that_is_over_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny()
+    first = train(config, tmp_path)
+    monkeypatch.setattr(training.Trial, "__init__", lambda *_: pytest.fail("trained again"))
+    again = train(config, tmp_path)
+    assert (again.loss, again.evaluations, again.ended) == (first.loss, first.evaluations, config.steps - 1)
+
+
+def test_evaluations_come_at_their_steps_and_after(tmp_path: Path) -> None:
+    config = tiny(after=After(logit_factors=(1.0, 4.0), lengths=(13, 29)))
+    result = train(config, tmp_path)
+    assert [(each.kind, each.at) for each in result.evaluations] == [
+        ("validation", 4), ("validation", 8), ("validation", 11),
+        ("logit_factor", 1.0), ("logit_factor", 4.0), ("length", 13), ("length", 29),
+    ]  # fmt: skip
+    last, same, sharper, usual, _ = (each.loss for each in result.evaluations[2:])
+    assert last == same == usual
+    assert sharper != last
+
+
+def test_a_loss_that_is_no_number_ends_the_run_as_a_result(tmp_path: Path) -> None:
+    config = tiny(optimiser=Optimiser(name="sgd", learning_rate=1e30, warmup=0, gradient_clip=None))
+    result = train(config, tmp_path)
+    assert result.status == "diverged"
+    assert math.isnan(result.loss)
+    assert result.ended < config.steps - 1
+    table = parquet.read_table(tmp_path / "runs" / result.id / "steps.parquet")
+    assert table.num_rows == result.ended + 1
+    assert not math.isfinite(table.column("loss").to_pylist()[-1])
+    again = train(config, tmp_path)
+    assert (again.status, again.ended) == ("diverged", result.ended)
+    assert again.curves.loss.shape == (result.ended + 1,)
+
+
+def test_another_process_is_refused(tmp_path: Path) -> None:
+    config = tiny()
+    folder = tmp_path / "runs" / run_id(config)
+    folder.mkdir(parents=True)
+    lock = Lock("out", folder)
+    with pytest.raises(ArgumentError, match=run_id(config)):
+        train(config, tmp_path)
+    lock.release()
+    train(config, tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\x08\0\0\0\0\0\0\0{}      "], ids=["empty", "words", "no format"])
+def test_a_broken_checkpoint_is_said_and_kept(content: bytes, tmp_path: Path) -> None:
+    config = tiny()
+    files = RunFiles(tmp_path, run_id(config))
+    files.folder.mkdir(parents=True)
+    files.checkpoint.write_bytes(content)
+    with pytest.raises(LoadError, match=r"checkpoint\.safetensors.*expected"):
+        train(config, tmp_path)
+    assert files.checkpoint.read_bytes() == content
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"config": {"steps": 0}}', '{"config": {}, "evaluations": [{}]}'])
+def test_a_broken_result_is_said(text: str, tmp_path: Path) -> None:
+    config = tiny()
+    files = RunFiles(tmp_path, run_id(config))
+    files.folder.mkdir(parents=True)
+    (files.folder / "result.json").write_text(text)
+    with pytest.raises(LoadError, match=r"result\.json.*delete it to train the run anew"):
+        train(config, tmp_path)
+
+
+def test_the_same_examples_come_whatever_the_model_is() -> None:
+    seen = []
+    for model in (MODEL, MODEL.model_copy(update={"rule": "none", "head_dim": 17})):
+        trial = training.Trial(tiny(model=model), RunFiles(Path("nowhere"), "x"))
+        seen.append([trial.task.batch(3, trial.order).targets for _ in range(3)])
+    for one, two in zip(*seen, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_threads_are_given_back(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    train(tiny(threads=before + 1, task=TASK), tmp_path)
+    assert torch.get_num_threads() == before

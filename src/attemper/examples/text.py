@@ -65,9 +65,9 @@ def comparable(paragraph: str) -> str:
     return " ".join(paragraph.lower().split())
 
 
-def split(paragraphs: list[str]) -> Corpus:
-    """Cuts paragraphs into sections of twelve and holds out every tenth section."""
-    sections = [paragraphs[start : start + SECTION_PARAGRAPHS] for start in range(0, len(paragraphs), SECTION_PARAGRAPHS)]
+def split(paragraphs: list[str], size: int = SECTION_PARAGRAPHS) -> Corpus:
+    """Cuts paragraphs into sections, of twelve if not told otherwise, and holds out every tenth section."""
+    sections = [paragraphs[start : start + size] for start in range(0, len(paragraphs), size)]
     train, validation = [], []
     for number, section in enumerate(sections):
         target = validation if number % VALIDATION_EVERY == VALIDATION_EVERY - 1 else train

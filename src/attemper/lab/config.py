@@ -117,7 +117,7 @@ class After(_Section):
     """What is measured when the training is over; each gives a validation loss.
 
     Attributes:
-        logit_factors: κ, each multiplies all logits of the trained model.
+        logit_factors: κ, each multiplies scale·q·k in every layer of the trained model, before a cap.
         lengths: of the examples, instead of that of the training.
     """
 

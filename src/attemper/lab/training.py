@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attemper
-from attemper.lab.arithmetic import LossScale, autocast
+from attemper.lab.arithmetic import LossScale, computing
 from attemper.lab.config import RunConfig
 from attemper.lab.identity import run_id
 from attemper.lab.memory import PeakMemory
@@ -139,7 +139,7 @@ class Trial:
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean of −ln p(right class) over the scored positions."""
-        with autocast(self.config.precision):
+        with computing(self.config.precision.arithmetic):
             logits = self.model(**batch.inputs)
         return F.cross_entropy(logits.float().flatten(0, -2), batch.targets.flatten(), ignore_index=IGNORED)
 
@@ -156,7 +156,7 @@ class Trial:
         self.model.eval()
         total, right, scored = 0.0, 0, 0
         for batch in batches:
-            with autocast(self.config.precision):
+            with computing(self.config.precision.arithmetic):
                 logits = self.model(**batch.inputs).float()
             total += F.cross_entropy(
                 logits.flatten(0, -2), batch.targets.flatten(), ignore_index=IGNORED, reduction="sum"

@@ -1,7 +1,8 @@
 """One attention layer of the lab, in which scale rule, norm, cap, head widths, and arithmetic are dials.
 
 What it must hold:
-- the logits that `attemper.watch` reports are those that the layer computed, whatever the arithmetic;
+- the logits that `attemper.watch` reports are those of the q and k that the layer used; in emulated 16 bits as numbers, where the
+  emulation itself may have infinity;
 - q and k are made by linear layers of their own, so that the gradient into them can be read from their weights.
 """
 
@@ -11,15 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attemper.lab.arithmetic import DTYPES, attend, current, rounded
 from attemper.lab.config import Model
-from attemper.lab.models.eager import attend
 from attemper.lab.models.rules import rule_of, shared_width
 from attemper.nn import QKNorm, RotaryEmbedding
 from attemper.nn.heads import HeadGroup, lay_out
 from attemper.ops import attention
+from attemper.ops.listening import LISTENERS
 from attemper.scales import LogitShape
-
-SIXTEEN_BIT = ("fp16", "fp16_naive", "bf16_naive")
 
 
 class Attention(nn.Module):
@@ -29,13 +29,14 @@ class Attention(nn.Module):
         config: the dials.
         tokens: length of the training examples.
         causal: whether query i sees key j at j ≤ i alone.
-        arithmetic: "fp32" and "bf16" go through `attemper.attention`; the others are written out, as models do without a kernel.
+
+    "fp32" and "bf16" (see `computing`) go through `attemper.attention`; the others are written out, as models do without a kernel.
 
     Attributes:
-        logit_factor: κ, on top of the rule.
+        logit_factor: κ, on top of the rule and below the cap.
     """
 
-    def __init__(self, config: Model, tokens: int, causal: bool, arithmetic: str = "fp32") -> None:
+    def __init__(self, config: Model, tokens: int, causal: bool) -> None:
         super().__init__()
         self.layout = lay_out(config.width, config.heads, None, config.head_dim)
         inner = sum(self.layout.widths)
@@ -51,7 +52,7 @@ class Attention(nn.Module):
         self.norms = nn.ModuleList(QKNorm(width, "rms") for width in widths) if config.qk_norm else None
         rotary = config.position == "rotary"
         self.rotary = nn.ModuleList(RotaryEmbedding(width - width % 2) for width in widths) if rotary else None
-        self.softcap, self.causal, self.arithmetic = config.softcap, causal, arithmetic
+        self.softcap, self.causal = config.softcap, causal
         self.logit_factor = 1.0
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
@@ -75,8 +76,15 @@ class Attention(nn.Module):
         if self.rotary is not None and within:  # positions of two sequences are not comparable
             q, k = self.rotary[place](q), self.rotary[place](k)
         factor = self._factor(group, q.shape[-2], k.shape[-2], q.device)
-        if self.arithmetic in SIXTEEN_BIT:
-            return attend(q, k, v, factor, self.causal, self.softcap, self.arithmetic)
+        arithmetic = current()
+        if arithmetic in DTYPES:
+            q, k = rounded(q, DTYPES[arithmetic]), rounded(k, DTYPES[arithmetic])
+            if LISTENERS:
+                with torch.no_grad():
+                    attention(q, k, v, is_causal=self.causal, scale=factor, softcap=self.softcap)
+            if isinstance(factor, Tensor) and factor.ndim:
+                factor = factor[:, None, None] if factor.ndim == 1 else factor[..., None]
+            return attend(q, k, v, factor, causal=self.causal, softcap=self.softcap, arithmetic=arithmetic)
         return attention(q, k, v, is_causal=self.causal, scale=factor, softcap=self.softcap)
 
     def _factor(self, group: HeadGroup, queries: int, keys: int, device: torch.device) -> float | Tensor:

@@ -12,14 +12,14 @@ from attemper.lab.models.attention import Attention
 class Block(nn.Module):
     """x ← x + attention(norm x); with a memory, x ← x + attention(norm x, memory); x ← x + W₂·gelu(W₁·norm x)."""
 
-    def __init__(self, config: Model, tokens: int, *, causal: bool, crossed: bool = False, arithmetic: str = "fp32") -> None:
+    def __init__(self, config: Model, tokens: int, *, causal: bool, crossed: bool = False) -> None:
         super().__init__()
         width = config.width
         hidden = 4 * width if config.hidden is None else config.hidden
         self.attention_norm = nn.RMSNorm(width)
-        self.attention = Attention(config, tokens, causal, arithmetic)
+        self.attention = Attention(config, tokens, causal)
         self.cross_norm = nn.RMSNorm(width) if crossed else None
-        self.cross = Attention(config, tokens, False, arithmetic) if crossed else None
+        self.cross = Attention(config, tokens, False) if crossed else None
         self.mlp_norm = nn.RMSNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 

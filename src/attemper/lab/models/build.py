@@ -22,19 +22,24 @@ def build(config: RunConfig, task: Task) -> nn.Module:
     Raises:
         ArgumentError: dials that this task's model does not have.
     """
-    dials, arithmetic = config.model, config.precision.arithmetic
+    dials = config.model
     if dials.attention == "additive" and config.task.name != "reversal":
         raise ArgumentError("model.attention", f"'additive' for the task {config.task.name!r}", "'dot', or the task 'reversal'")
+    if dials.attention == "additive" and config.precision.arithmetic != "fp32":
+        given = f"{config.precision.arithmetic!r} for additive attention"
+        raise ArgumentError("precision.arithmetic", given, "'fp32', or model.attention 'dot'")
+    if dials.attention == "additive" and config.after.logit_factors:
+        raise ArgumentError("after.logit_factors", "factors for additive attention", "none, or model.attention 'dot'")
     if not isinstance(dials.head_dim, int) and len(dials.head_dim) != dials.heads:
         expected = f"model.heads = {dials.heads} of them, or one number"
         raise ArgumentError("model.head_dim", f"{len(dials.head_dim)} widths", expected)
     match config.task.name:
         case "digits":
-            return Classifier(dials, task.classes, task.tokens, arithmetic)
+            return Classifier(dials, task.classes, task.tokens)
         case "reversal":
-            return Translator(dials, task.vocabulary, task.classes, task.tokens, arithmetic)
+            return Translator(dials, task.vocabulary, task.classes, task.tokens)
         case _:
-            return Decoder(dials, task.vocabulary, task.classes, task.tokens, arithmetic)
+            return Decoder(dials, task.vocabulary, task.classes, task.tokens)
 
 
 def attention_layers(model: nn.Module) -> dict[str, Attention]:

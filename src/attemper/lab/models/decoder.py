@@ -13,14 +13,13 @@ class Decoder(nn.Module):
 
     Args:
         config: the dials. vocabulary: of the input. classes: of the output. tokens: longest input of the training.
-        arithmetic: of `Precision`.
     """
 
-    def __init__(self, config: Model, vocabulary: int, classes: int, tokens: int, arithmetic: str) -> None:
+    def __init__(self, config: Model, vocabulary: int, classes: int, tokens: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, config.width)
         self.positions = Positions(config, tokens)
-        self.blocks = nn.ModuleList(Block(config, tokens, causal=True, arithmetic=arithmetic) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config, tokens, causal=True) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width)
         self.head = nn.Linear(config.width, classes, bias=False)
         initialise(self, config.init)

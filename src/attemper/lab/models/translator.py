@@ -17,14 +17,14 @@ class Translator(nn.Module):
     within a sequence stays dot-product in both, so that the two differ in one thing.
     """
 
-    def __init__(self, config: Model, vocabulary: int, classes: int, tokens: int, arithmetic: str) -> None:
+    def __init__(self, config: Model, vocabulary: int, classes: int, tokens: int) -> None:
         super().__init__()
         config = config.model_copy(update={"position": "none" if config.position == "none" else "learned"})
         self.embedding = nn.Embedding(vocabulary, config.width)
         self.source_positions, self.target_positions = Positions(config, tokens), Positions(config, tokens)
         layers = range(config.layers)
-        self.encoder = nn.ModuleList(Block(config, tokens, causal=False, arithmetic=arithmetic) for _ in layers)
-        self.decoder = nn.ModuleList(Block(config, tokens, causal=True, crossed=True, arithmetic=arithmetic) for _ in layers)
+        self.encoder = nn.ModuleList(Block(config, tokens, causal=False) for _ in layers)
+        self.decoder = nn.ModuleList(Block(config, tokens, causal=True, crossed=True) for _ in layers)
         if config.attention == "additive":
             for block in self.decoder:
                 block.cross = Additive(config)

@@ -17,12 +17,12 @@ class Classifier(nn.Module):
     Positions are learned where the configuration says rotary: an image has no order of one dimension.
     """
 
-    def __init__(self, config: Model, classes: int, tokens: int, arithmetic: str) -> None:
+    def __init__(self, config: Model, classes: int, tokens: int) -> None:
         super().__init__()
         config = config.model_copy(update={"position": "none" if config.position == "none" else "learned"})
         self.embedding = nn.Linear(PATCH * PATCH, config.width)
         self.positions = Positions(config, tokens)
-        self.blocks = nn.ModuleList(Block(config, tokens, causal=False, arithmetic=arithmetic) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config, tokens, causal=False) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width)
         self.head = nn.Linear(config.width, classes, bias=False)
         initialise(self, config.init)

@@ -1,4 +1,4 @@
-"""Which digit an image shows: the 1797 handwritten digits of 8 × 8 pixels that come with scikit-learn."""
+"""Handwritten digits: 1797 images of 8 × 8 that come with scikit-learn."""
 
 from __future__ import annotations
 
@@ -7,56 +7,58 @@ from collections.abc import Sequence
 
 import torch
 
-from attemper.errors import LoadError, MissingExtraError
+from attemper.errors import ArgumentError, LoadError, MissingExtraError
 from attemper.lab.tasks.task import Batch
 
-PINNED_SHA256 = "faf2d98f61250c1cdc0b114323133d3c58da04f5c5d28bb78e4bde3c936a75b1"
-HELD_OUT_EVERY = 5  # of each class, every fifth image in the order of the data set
-ROWS = 128
+PINNED_SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
+_EVERY = 5
 
 
 class Digits:
-    """One of ten classes an image; pixels are scaled to mean 0 and variance 1 over the training images.
+    """Which of ten digits an image shows. Of each digit every fifth image is held out, so that both splits hold all alike.
+
+    Images are divided by 16, their largest value, then brought to mean 0 and variance 1 by two numbers for all pixels.
 
     Raises:
-        MissingExtraError: scikit-learn is not installed. LoadError: its images are not those that this task was made with.
+        MissingExtraError: scikit-learn is not installed. LoadError: its digits are not those that are known.
     """
 
-    optimum = None
     classes, vocabulary, tokens = 10, 0, 16
+    optimum: float | None = None
 
     def __init__(self) -> None:
         try:
             from sklearn.datasets import load_digits
         except ImportError:
-            raise MissingExtraError("scikit-learn", "lab", "read its images of digits") from None
-        found = load_digits()
-        images, labels = torch.tensor(found.images, dtype=torch.float32), torch.tensor(found.target, dtype=torch.int64)
-        digest = hashlib.sha256(images.numpy().tobytes() + labels.numpy().tobytes()).hexdigest()
-        if digest != PINNED_SHA256:
-            raise LoadError(f"digits of scikit-learn: sha256 {digest}; expected {PINNED_SHA256}; install scikit-learn 1.5 or later")
-        self.data = f"sklearn.datasets.load_digits, sha256 {digest}"
-        held = torch.zeros(len(labels), dtype=torch.bool)
+            raise MissingExtraError("scikit-learn", "lab", "learn from its digits") from None
+        flat, digits = load_digits(return_X_y=True)
+        images = torch.tensor(flat, dtype=torch.float32).unflatten(1, (8, 8)) / 16
+        labels = torch.tensor(digits, dtype=torch.int64)
+        # Of small whole numbers, the same in any version that has the same data.
+        sha256 = hashlib.sha256((images * 16).to(torch.uint8).numpy().tobytes() + labels.to(torch.uint8).numpy().tobytes())
+        if sha256.hexdigest() != PINNED_SHA256:
+            raise LoadError(
+                f"scikit-learn's digits: sha256 {sha256.hexdigest()}; expected {PINNED_SHA256}; install another scikit-learn"
+            )
+        self.data = f"scikit-learn's digits, sha256 {PINNED_SHA256}"
+        held_out = torch.zeros(len(labels), dtype=torch.bool)
         for digit in range(self.classes):
-            held[(labels == digit).nonzero()[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY, 0]] = True
-        mean, std = images[~held].mean(), images[~held].std()
-        images = (images - mean) / std
-        self._train = images[~held], labels[~held, None]
-        self._held_out = images[held], labels[held, None]
+            held_out[(labels == digit).nonzero().flatten()[_EVERY - 1 :: _EVERY]] = True
+        images = (images - images[~held_out].mean()) / images[~held_out].std()
+        self._images, self._labels = images[~held_out], labels[~held_out].unsqueeze(1)
+        self._held_out = Batch({"images": images[held_out]}, labels[held_out].unsqueeze(1))
 
     def batch(self, size: int, generator: torch.Generator) -> Batch:
-        """Images drawn with replacement."""
-        images, labels = self._train
-        chosen = torch.randint(len(images), (size,), generator=generator)
-        return Batch({"images": images[chosen]}, labels[chosen])
+        """Images to learn from, drawn uniformly with replacement."""
+        chosen = torch.randint(len(self._labels), (size,), generator=generator)
+        return Batch({"images": self._images[chosen]}, self._labels[chosen])
 
     def validation(self, length: int | None = None) -> Sequence[Batch]:
-        """All held-out images.
+        """The held-out images.
 
         Raises:
-            LoadError: another length is asked for; images have one size.
+            ArgumentError: of another length than 16 patches, which images have not.
         """
         if length not in (None, self.tokens):
-            raise LoadError(f"digits of length {length}: expected {self.tokens} patches, which every image has")
-        images, labels = self._held_out
-        return [Batch({"images": part}, label) for part, label in zip(images.split(ROWS), labels.split(ROWS), strict=True)]
+            raise ArgumentError("length", length, f"{self.tokens}, the patches of an image")
+        return [self._held_out]

@@ -1,103 +1,100 @@
-"""Next byte of a text: the help topics that come with Python, or text of one's own."""
+"""Text, read byte by byte: the next byte is to be told from those before it."""
 
 from __future__ import annotations
 
-import hashlib
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from attemper.errors import LoadError
+from attemper.errors import ArgumentError, LoadError
 from attemper.examples.text import Corpus, load_corpus, split, unique_paragraphs
 from attemper.lab.tasks.task import Batch
 
-VALIDATION_ROWS = 256  # at most, of as many bytes as a training example
-ROWS = 64  # in a batch of validation
+BYTES = 256
+# Of the held-out text so many positions are looked at, spread over all of it: a loss every few steps must stay cheap.
+SCORED = 2**14
+_ROWS = 64
+_FEWEST_PARAGRAPHS = 20
 
 
 class Text:
-    """Every byte is scored, given those before it.
+    """Windows of a text, from places drawn uniformly; every byte but the first of a window is predicted.
+
+    Sections of paragraphs are held out, every tenth one, after paragraphs that repeat were taken out: none is in both splits.
 
     Args:
-        corpus: the two splits. length: bytes of an example. name: of the data.
+        length: bytes that the model reads at once.
+        path: a file, or a folder whose files are read in the order of their names; "": the help topics of the running Python,
+            whose hash is in `data`, because they differ from version to version. UTF-8; what is not is read as Latin-1.
 
     Raises:
-        LoadError: a split is shorter than one example.
+        LoadError: nothing there, no text, or too little of it.
     """
 
-    optimum = None
-    vocabulary = classes = 256
+    classes = vocabulary = BYTES
+    optimum: float | None = None
 
-    def __init__(self, corpus: Corpus, length: int, name: str) -> None:
-        for part, text in (("training", corpus.train), ("held-out", corpus.validation)):
-            if len(text) < length + 2:
-                raise LoadError(
-                    f"{name}: its {part} part has {len(text)} bytes; expected at least {length + 2}, task.length = {length} and "
-                    "two more; give more text or a smaller length"
-                )
+    def __init__(self, length: int, path: str = "") -> None:
+        corpus = _own(Path(path)) if path else load_corpus()
+        name = path or f"help topics of Python {platform.python_version()}"
         self.tokens = length
         self.data = f"{name}, sha256 {corpus.sha256}"
-        self._train, self._held_out = as_tensor(corpus.train), as_tensor(corpus.validation)
+        self._train, self._held_out = (_as_tensor(part) for part in (corpus.train, corpus.validation))
+        for part, bytes_ in (("to learn from", self._train), ("held out", self._held_out)):
+            if len(bytes_) < length + 1:
+                raise LoadError(
+                    f"{name}: {len(bytes_)} bytes {part}; expected at least {length + 1}, one more than task.length; "
+                    "give more text, or a shorter length"
+                )
 
     def batch(self, size: int, generator: torch.Generator) -> Batch:
-        """Pieces of the training text from anywhere."""
+        """Windows of the text to learn from."""
         starts = torch.randint(len(self._train) - self.tokens, (size, 1), generator=generator)
-        return _shifted(self._train[starts + torch.arange(self.tokens + 1)])
+        return _windows(self._train, starts, self.tokens)
 
     def validation(self, length: int | None = None) -> Sequence[Batch]:
-        """The held-out text from its beginning, in pieces side by side; as many bytes whatever the length, as far as there are."""
+        """Windows that do not overlap, at most 16384 positions in all, spread evenly over the held-out text."""
         length = self.tokens if length is None else length
         whole = (len(self._held_out) - 1) // length
         if whole < 1:
-            raise LoadError(f"{self.data}: its held-out part has {len(self._held_out)} bytes; expected more than {length}")
-        rows = max(1, min(whole, VALIDATION_ROWS * self.tokens // length))
-        starts = length * torch.arange(rows)[:, None]
-        pieces = self._held_out[starts + torch.arange(length + 1)]
-        return [_shifted(piece) for piece in pieces.split(ROWS)]
+            raise ArgumentError("length", length, f"at most {len(self._held_out) - 1}: so many bytes are held out")
+        wanted = min(whole, max(1, SCORED // length))
+        starts = torch.arange(wanted) * whole // wanted * length
+        return [_windows(self._held_out, rows.unsqueeze(1), length) for rows in starts.split(_ROWS)]
 
 
-def _shifted(bytes_: Tensor) -> Batch:
-    return Batch({"tokens": bytes_[:, :-1]}, bytes_[:, 1:])
+def _windows(text: Tensor, starts: Tensor, length: int) -> Batch:
+    rows = text[starts + torch.arange(length + 1)]
+    return Batch({"tokens": rows[:, :-1]}, rows[:, 1:])
 
 
-def as_tensor(text: bytes) -> Tensor:
-    """A text as int64 bytes, [tokens]."""
-    return torch.tensor(list(text), dtype=torch.int64)
+def _as_tensor(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.int64)
 
 
-def read_text(path: str) -> tuple[Corpus, str]:
-    """The corpus and its name: of a file, of a folder's `*.txt` and `*.md`, or, for "", of the running Python.
-
-    A paragraph is kept where it first appears, so that none is in both splits.
-
-    Raises:
-        LoadError: there is no text, or it is not UTF-8.
-    """
-    if not path:
-        return load_corpus(), "pydoc_data.topics"
-    place = Path(path)
-    if not place.exists():
-        raise LoadError(f"task.path = {path!r}: nothing is there; expected a text file or a folder of them")
-    files = sorted(file for file in place.rglob("*") if file.suffix in (".txt", ".md")) if place.is_dir() else [place]
-    if not files:
-        raise LoadError(f"task.path = {path!r}: a folder without *.txt or *.md; expected a text file or a folder of them")
+def _own(path: Path) -> Corpus:
     try:
-        paragraphs = unique_paragraphs([file.read_text("utf-8") for file in files])
-    except UnicodeDecodeError as error:
-        raise LoadError(f"task.path = {path!r}: {error}; expected text in UTF-8") from error
+        files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+        texts = [_decoded(file, file.read_bytes()) for file in files]
     except OSError as error:
-        raise LoadError(f"task.path = {path!r}: {error}; expected a text file or a folder of them") from error
-    corpus = split_evenly(paragraphs)
-    return corpus, place.name
+        raise LoadError(f"{path}: {error.strerror}; expected a text file, or a folder of them") from None
+    paragraphs = unique_paragraphs(texts)
+    if len(paragraphs) < _FEWEST_PARAGRAPHS:
+        raise LoadError(
+            f"{path}: {len(paragraphs)} different paragraphs; expected at least {_FEWEST_PARAGRAPHS}, set apart by empty lines, "
+            "of which some are held out; give more text"
+        )
+    # Of a short text smaller sections, so that there are at least ten and the tenth can be held out.
+    return split(paragraphs, min(12, len(paragraphs) // 10))
 
 
-def split_evenly(paragraphs: list[str]) -> Corpus:
-    """As the help topics are split; a text of too few paragraphs for that gives its last tenth of them, at least one."""
-    corpus = split(paragraphs)
-    if corpus.validation or len(paragraphs) < 2:
-        return corpus
-    held = max(1, len(paragraphs) // 10)
-    train, validation = ("\n\n".join(part).encode() for part in (paragraphs[:-held], paragraphs[-held:]))
-    return Corpus(train, validation, hashlib.sha256(train + b"\0" + validation).hexdigest())
+def _decoded(file: Path, data: bytes) -> str:
+    if b"\0" in data:
+        raise LoadError(f"{file}: it holds bytes of value 0; expected text; take it out of the folder, or convert it")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data.decode("latin-1")

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from attemper.lab.config import After, Model, Optimiser, Precision, RunConfig, Task
-from attemper.lab.store.results import Curves, Evaluation, RunResult
+from attemper.lab.store.curves import Curves
+from attemper.lab.store.results import Evaluation, RunResult
 from attemper.monitor.records import FIGURES
 
 TASK = Task(length=13)
@@ -21,7 +22,9 @@ def tiny(seed: int = 0, **fields: object) -> RunConfig:
     return RunConfig.model_validate(given | {"seed": seed} | fields)
 
 
-def made_up(config: RunConfig, loss: float, figures: dict[str, float] | None = None, after: dict[float, float] | None = None) -> RunResult:
+def made_up(
+    config: RunConfig, loss: float, figures: dict[str, float] | None = None, after: dict[float, float] | None = None
+) -> RunResult:
     """A run that ended with this loss (NaN: it diverged), each figure the same at every step."""
     diverged = math.isnan(loss)
     evaluations = [] if diverged else [Evaluation("validation", at, loss, 0.25) for at in (config.steps // 2, config.steps)]

@@ -54,9 +54,7 @@ def test_equal_differences() -> None:
 
 def test_without_a_difference_the_test_is_clear_one_time_in_twenty() -> None:
     draw = random.Random(0)
-    clear = sum(
-        paired([draw.gauss(0, 1) for _ in range(5)], [draw.gauss(0, 1) for _ in range(5)]).clear for _ in range(2000)
-    )
+    clear = sum(paired([draw.gauss(0, 1) for _ in range(5)], [draw.gauss(0, 1) for _ in range(5)]).clear for _ in range(2000))
     assert 60 < clear < 140  # 100 ± 4 standard deviations
 
 

@@ -15,7 +15,9 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_a_file_says_what_differs_from_the_defaults(tmp_path: Path) -> None:
-    (config,) = read_configs(written(tmp_path, "steps = 7\n[model]\nrule = 'none'\nhead_dim = [4, 12]\n[optimiser]\nqk_clip = 30\n"))
+    (config,) = read_configs(
+        written(tmp_path, "steps = 7\n[model]\nrule = 'none'\nhead_dim = [4, 12]\n[optimiser]\nqk_clip = 30\n")
+    )
     assert (config.steps, config.model.rule, config.model.head_dim, config.optimiser.qk_clip) == (7, "none", (4, 12), 30.0)
     default = RunConfig()
     assert config.model_copy(update={"steps": default.steps, "model": default.model, "optimiser": default.optimiser}) == default
@@ -86,7 +88,15 @@ def test_a_setting_that_does_not_fit(setting: str, said: str) -> None:
 
 def test_runs_are_called_by_all_that_they_are() -> None:
     assert run_id(RunConfig()) == run_id(RunConfig.model_validate_json(RunConfig().model_dump_json()))
-    changes = ["seed=1", "threads=2", "model.rule=none", "task.length=65", "optimiser.qk_clip=9", "after.lengths=[64]", "steps=301"]
+    changes = [
+        "seed=1",
+        "threads=2",
+        "model.rule=none",
+        "task.length=65",
+        "optimiser.qk_clip=9",
+        "after.lengths=[64]",
+        "steps=301",
+    ]
     names = {run_id(run) for setting in changes for run in override([RunConfig()], [setting])} | {run_id(RunConfig())}
     assert len(names) == len(changes) + 1
 

@@ -7,15 +7,16 @@ import sys
 import time
 from pathlib import Path
 
-import pyarrow
+import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from attemper.errors import ArgumentError, LoadError
 from attemper.lab import sweep as sweeps
 from attemper.lab import training
+from attemper.lab.events import Event
 from attemper.lab.identity import run_id
-from attemper.lab.sweep import Event, Sweep
+from attemper.lab.sweep import Sweep
 from attemper.lab.table import TIMES
 from tests.lab_runs import MODEL, die, files_of, tiny
 from tests.running import ROOT
@@ -32,7 +33,7 @@ if __name__ == "__main__":
 """
 
 
-def table_of(folder: Path) -> pyarrow.Table:
+def table_of(folder: Path) -> pa.Table:
     return parquet.read_table(folder / "table.parquet").drop_columns(list(TIMES))
 
 
@@ -85,7 +86,7 @@ def test_a_killed_sweep_ends_with_the_same_table(jobs: int, whole: Path, tmp_pat
     chance = random.Random(jobs)
     for _ in range(3):
         child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(folder), str(jobs)] if jobs == 1 else [sys.executable, _script(tmp_path), str(folder), str(jobs)],
+            [sys.executable, _script(tmp_path), str(folder), str(jobs)],
             stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True,
         )  # fmt: skip
         assert child.stdout is not None
@@ -111,7 +112,7 @@ def _script(folder: Path) -> str:
 def test_a_process_that_is_killed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweeps.begin(tmp_path / "sweep", SWEEP)
     monkeypatch.setattr(sweeps, "_train_there", die)
-    with pytest.raises(LoadError, match="process that trained was killed.*attemper lab resume"):
+    with pytest.raises(LoadError, match=r"process that trained was killed.*attemper lab resume"):
         sweeps.run(tmp_path / "sweep", jobs=2)
 
 

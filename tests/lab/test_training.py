@@ -18,14 +18,14 @@ from attemper.monitor.trackers.locking import Lock
 from tests.lab_runs import MODEL, TASK, After, Model, Optimiser, Precision, files_of, tiny
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     pass
 
 
 def stop_after(steps: int):
     def progress(step: int, _loss: float) -> None:
         if step == steps:
-            raise Stopped
+            raise StoppedError
 
     return progress
 
@@ -49,7 +49,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     config = tiny(**fields)
     train(config, tmp_path / "whole")
     for stop in (3, 7, 10):
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             train(config, tmp_path / "parts", stop_after(stop))
         assert (tmp_path / "parts" / "runs" / run_id(config) / "checkpoint.safetensors").exists()
     train(config, tmp_path / "parts")

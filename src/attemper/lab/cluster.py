@@ -5,19 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attemper.errors import LoadError, MissingExtraError
 from attemper.lab.config import RunConfig
+from attemper.lab.events import Event, Tell
 from attemper.lab.identity import run_id
 from attemper.lab.store.files import RunFiles
 from attemper.lab.training import train
 
-if TYPE_CHECKING:
-    from attemper.lab.sweep import Tell
 
-
-def on_ray(address: str, folder: Path, todo: Sequence[RunConfig], tell: "Tell") -> None:
+def on_ray(address: str, folder: Path, todo: Sequence[RunConfig], tell: Tell) -> None:
     """Train the runs on the cluster.
 
     Args:
@@ -34,8 +31,6 @@ def on_ray(address: str, folder: Path, todo: Sequence[RunConfig], tell: "Tell") 
         from ray import tune
     except ImportError:
         raise MissingExtraError("ray[tune]", "ray", "run a sweep on a Ray cluster") from None
-    from attemper.lab.sweep import Event
-
     place = folder.resolve()
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -43,7 +38,7 @@ def on_ray(address: str, folder: Path, todo: Sequence[RunConfig], tell: "Tell") 
         raise LoadError(f"ray: no cluster could be reached at {address!r}: {error}") from error
     try:
         by_id = {run_id(config): config for config in todo}
-        texts = {id: config.model_dump_json() for id, config in by_id.items()}
+        texts = {name: config.model_dump_json() for name, config in by_id.items()}
         trainable = tune.with_resources(tune.with_parameters(_train, folder=str(place), texts=texts), {"cpu": 1})
         tuner = tune.Tuner(
             trainable,
@@ -53,10 +48,10 @@ def on_ray(address: str, folder: Path, todo: Sequence[RunConfig], tell: "Tell") 
         failed = [str(error) for error in tuner.fit().errors]
     finally:
         ray.shutdown()
-    for id, config in by_id.items():
-        result = RunFiles(folder, id).result()
+    for name, config in by_id.items():
+        result = RunFiles(folder, name).result()
         if result is not None:
-            tell(Event(id, result.ended + 1, config.steps, result.loss, over=True))
+            tell(Event(name, result.ended + 1, config.steps, result.loss, over=True))
     if failed:
         last = failed[0].strip().splitlines()[-1]
         raise LoadError(f"ray: {len(failed)} of {len(todo)} runs failed, the first with: {last}; the others are kept")

@@ -52,7 +52,8 @@ class Paired:
     def __str__(self) -> str:
         if self.count < 2:
             return f"{self.mean:+.3f} ({self.count} pairs, no test)"
-        return f"{self.mean:+.3f} (95 % interval {self.low:+.3f} to {self.high:+.3f}, paired t, p = {self.p:.2g}, {self.count} seeds)"
+        interval = f"95 % interval {self.low:+.3f} to {self.high:+.3f}"
+        return f"{self.mean:+.3f} ({interval}, paired t, p = {self.p:.2g}, {self.count} seeds)"
 
 
 def spread(values: Sequence[float]) -> Spread:

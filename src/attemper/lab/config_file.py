@@ -1,10 +1,10 @@
 """From a TOML file, and what the command line sets, to configurations; what is wrong is said with its place.
 
-    seeds = [0, 1, 2]            # instead of `seed`: each configuration with each of them
-    [vary]                       # every combination of these
-    "model.rule" = ["none", "inverse_sqrt"]
-    [model]
-    head_dim = 64
+seeds = [0, 1, 2]            # instead of `seed`: each configuration with each of them
+[vary]                       # every combination of these
+"model.rule" = ["none", "inverse_sqrt"]
+[model]
+head_dim = 64
 """
 
 from __future__ import annotations
@@ -36,15 +36,13 @@ def read_configs(path: Path) -> tuple[RunConfig, ...]:
         raise LoadError(f"{path}: {error}; expected TOML") from error
     seeds, vary = fields.pop("seeds", None), fields.pop("vary", {})
     if not isinstance(vary, dict) or not all(isinstance(values, list) and values for values in vary.values()):
-        raise LoadError(f"{path}: [vary] is {vary!r}; expected lists by dotted names, such as \"model.rule\" = [\"none\"]")
+        raise LoadError(f'{path}: [vary] is {vary!r}; expected lists by dotted names, such as "model.rule" = ["none"]')
     if seeds is not None:
         if "seed" in fields or not isinstance(seeds, list) or not seeds:
             raise LoadError(f"{path}: seeds is {seeds!r}; expected a list of whole numbers, and no seed beside it")
         vary = {**vary, "seed": seeds}
     try:
-        configs = [
-            _checked(_with(fields, dict(zip(vary, values, strict=True)))) for values in itertools.product(*vary.values())
-        ]
+        configs = [_checked(_with(fields, dict(zip(vary, values, strict=True)))) for values in itertools.product(*vary.values())]
     except ArgumentError as error:
         raise LoadError(f"{path}: {error}") from error
     return tuple(dict.fromkeys(configs))

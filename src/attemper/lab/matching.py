@@ -21,10 +21,16 @@ def compared(one: Path, two: Path) -> Table:
     """
     first, second = ({run: fields(run) for run in results(folder)} for folder in (one, two))
     names = sorted({name for row in (*first.values(), *second.values()) for name in row})
-    apart = [name for name in names if {str(row.get(name)) for row in first.values()} != {str(row.get(name)) for row in second.values()}]
+    apart = [
+        name
+        for name in names
+        if {str(row.get(name)) for row in first.values()} != {str(row.get(name)) for row in second.values()}
+    ]
     arms = sorted({_rest(row, apart) for row in first.values()} & {_rest(row, apart) for row in second.values()})
     if not arms:
-        raise LoadError(f"{two}: no run has its like in {one}; expected two sweeps that vary in the same fields, both with runs that are over")
+        raise LoadError(
+            f"{two}: no run has its like in {one}; expected two sweeps that vary in the same fields, both with runs that are over"
+        )
     rows, tests = [], []
     for arm in arms:
         pair = [[run for run, row in side.items() if _rest(row, apart) == arm] for side in (first, second)]
@@ -37,7 +43,9 @@ def compared(one: Path, two: Path) -> Table:
         row += [f"{test.mean:+.3f}", interval, f"{test.p:.2g}", f"{p:.2g}", str(test.count), str(test.lost)]
     told = ", ".join(apart) or "nothing: they are one sweep"
     header = ("runs", str(one), str(two), "first − second", "95 % interval", "p", "p, Holm", "seeds", "lost")
-    note = "Held-out loss in nats; the test is a paired t test over the seeds that both have; lost: pairs with a run that diverged."
+    note = (
+        "Held-out loss in nats; the test is a paired t test over the seeds that both have; lost: pairs with a run that diverged."
+    )
     return Table(f"What tells them apart: {told}", header, tuple(map(tuple, rows)), note)
 
 

@@ -1,8 +1,8 @@
 """Many runs: in this process one after another, in several processes, or on a Ray cluster; the same training, the same files.
 
-    DIR/sweep.json       what was asked for: name, effort, the configurations
-    DIR/runs/ID/…        see `attemper.lab.store.files`
-    DIR/table.parquet    one row a run, when all are over
+DIR/sweep.json       what was asked for: name, effort, the configurations
+DIR/runs/ID/…        see `attemper.lab.store.files`
+DIR/table.parquet    one row a run, when all are over
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 import json
 import multiprocessing
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from attemper.errors import ArgumentError, LoadError
 from attemper.lab.config import RunConfig
+from attemper.lab.events import Event, Tell
 from attemper.lab.identity import run_id
-from attemper.lab.store.files import RunFiles, one_line
+from attemper.lab.store.curves import one_line
+from attemper.lab.store.files import RunFiles
 from attemper.lab.store.results import RunResult
 from attemper.lab.store.state import replace
 from attemper.lab.table import write_table
@@ -46,20 +46,6 @@ class Sweep:
     effort: str
     command: str
     runs: tuple[RunConfig, ...]
-
-
-@dataclass(frozen=True)
-class Event:
-    """What is told while a sweep runs: of the run `id`, at `step` steps of `steps`, the loss; or that it is over."""
-
-    id: str
-    step: int
-    steps: int
-    loss: float
-    over: bool = False
-
-
-Tell = Callable[[Event], object]
 
 
 def begin(folder: Path, sweep: Sweep) -> None:
@@ -98,7 +84,7 @@ def read(folder: Path) -> Sweep:
         if fields.pop("format") != FORMAT:
             raise LoadError(f"{path}: written by another version of attemper; expected format {FORMAT}")
         return Sweep(**fields | {"runs": tuple(RunConfig.model_validate(run) for run in fields["runs"])})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, ValidationError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise LoadError(f"{path}: {one_line(error)}; expected what `attemper lab run` wrote") from error
 
 
@@ -143,15 +129,15 @@ def run(folder: Path, jobs: int = 1, tell: Tell = lambda _event: None, ray: str 
 
 def train_one(folder: Path, config: RunConfig, tell: Tell) -> None:
     """Train one run and tell of its steps."""
-    id = run_id(config)
-    last = train(config, folder, lambda step, loss: tell(Event(id, step, config.steps, loss)))
-    tell(Event(id, last.ended + 1, config.steps, last.loss, over=True))
+    name = run_id(config)
+    last = train(config, folder, lambda step, loss: tell(Event(name, step, config.steps, loss)))
+    tell(Event(name, last.ended + 1, config.steps, last.loss, over=True))
 
 
-_events: "multiprocessing.Queue[Event]"  # in a process of the pool
+_events: multiprocessing.Queue[Event]  # in a process of the pool
 
 
-def _listen(events: "multiprocessing.Queue[Event]") -> None:
+def _listen(events: multiprocessing.Queue[Event]) -> None:
     global _events  # noqa: PLW0603 - what a pool hands to its processes can stand nowhere else
     _events = events
 
@@ -174,15 +160,17 @@ def _in_processes(folder: Path, todo: Sequence[RunConfig], jobs: int, tell: Tell
                 future.result()
         _drain(events, tell)
     except BrokenProcessPool as error:
-        raise LoadError(f"{folder}: a process that trained was killed, perhaps for memory; `attemper lab resume` goes on") from error
+        raise LoadError(
+            f"{folder}: a process that trained was killed, perhaps for memory; `attemper lab resume` goes on"
+        ) from error
     finally:
-        for process in list((pool._processes or {}).values()):  # noqa: SLF001 - they hold nothing that a kill could harm
+        for process in list((pool._processes or {}).values()):
             if any(not future.done() for future in waiting):
                 process.terminate()
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _drain(events: "multiprocessing.Queue[Event]", tell: Tell) -> None:
+def _drain(events: multiprocessing.Queue[Event], tell: Tell) -> None:
     while True:
         try:
             tell(events.get_nowait())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attemper.lab.store.files import to_parquet
+from attemper.lab.store.curves import to_parquet
 from attemper.lab.store.results import RunResult
 from attemper.lab.store.state import replace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -145,22 +145,20 @@ class Trial:
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         """Frobenius norms of the gradients in the weights that make q and k, each [layers]."""
-        weights = [(layer.q_proj.weight, layer.k_proj.weight) for layer in self.layers.values()]
-        norms = [[torch.linalg.vector_norm(weight.grad.double()) for weight in pair] for pair in weights]
+        weights = [(layer.q_proj.weight.grad, layer.k_proj.weight.grad) for layer in self.layers.values()]
+        norms = [[math.nan if each is None else torch.linalg.vector_norm(each.double()) for each in pair] for pair in weights]
         q, k = torch.tensor(norms, dtype=torch.float64).reshape(-1, 2).unbind(1)
         return q, k
 
     @torch.no_grad()
-    def evaluate(self, kind: str, at: float, batches: "list[Batch] | tuple[Batch, ...]") -> Evaluation:
+    def evaluate(self, kind: str, at: float, batches: Sequence[Batch]) -> Evaluation:
         """Loss and accuracy over fixed examples."""
         self.model.eval()
         total, right, scored = 0.0, 0, 0
         for batch in batches:
             with computing(self.config.precision.arithmetic):
                 logits = self.model(**batch.inputs).float()
-            total += F.cross_entropy(
-                logits.flatten(0, -2), batch.targets.flatten(), ignore_index=IGNORED, reduction="sum"
-            ).item()
+            total += F.cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), ignore_index=IGNORED, reduction="sum").item()
             right += int((logits.argmax(-1) == batch.targets).sum())
             scored += int((batch.targets != IGNORED).sum())
         self.model.train()
@@ -206,7 +204,7 @@ class Trial:
 
 
 @contextmanager
-def threads(number: int) -> Iterator[None]:
+def threads(number: int) -> Generator[None]:
     """Compute with so many threads while the block runs."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)

@@ -22,7 +22,9 @@ def view_of(folder: Path) -> SweepView:
     sweep, found = read(folder), results(folder)
     missing = len(sweep.runs) - len(found)
     if missing:
-        raise LoadError(f"{folder}: {missing} of {len(sweep.runs)} runs are not over; `attemper lab resume {folder}` goes on with them")
+        raise LoadError(
+            f"{folder}: {missing} of {len(sweep.runs)} runs are not over; `attemper lab resume {folder}` goes on with them"
+        )
     if sweep.name in NAMES:
         asked = preset(sweep.name)
         question, sources, answer = asked.question, asked.sources, asked.answer(found)
@@ -49,5 +51,8 @@ def plain_answer(found: list[RunResult]) -> Answer:
     losses = spread([run.loss for run in best[1]]) if best else spread([])
     named = ", ".join(f"{name} = {value}" for name, value in zip(varied, best[0], strict=True)) if best and varied else "the run"
     header = (*varied, "loss, nats", "accuracy", "seeds", "diverged")
-    sentence = f"The lowest mean held-out loss is {losses} nats a scored position, of {named}. No test is made here: see `attemper lab compare`."
+    sentence = (
+        f"The lowest mean held-out loss is {losses} nats a scored position, of {named}. "
+        "No test is made here: see `attemper lab compare`."
+    )
     return Answer(sentence, f"{losses.mean:.3f} nats", (Table("Held-out loss at the end", header, tuple(lines)),))

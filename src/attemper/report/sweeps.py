@@ -1,4 +1,4 @@
-"""What a sweep's page shows, as plain records: the answer with its number, tables, curves with bands, heat maps, and the limits."""
+"""What a sweep's page shows, as plain records: the answer with its number, tables, curves, heat maps, and the limits."""
 
 from __future__ import annotations
 

@@ -4,7 +4,13 @@ import importlib.util
 
 from attemper.errors import MissingExtraError
 
-_PACKAGES = {"pydantic": "pydantic", "pyarrow": "pyarrow", "safetensors": "safetensors", "scipy": "scipy", "sklearn": "scikit-learn"}
+_PACKAGES = {
+    "pydantic": "pydantic",
+    "pyarrow": "pyarrow",
+    "safetensors": "safetensors",
+    "scipy": "scipy",
+    "sklearn": "scikit-learn",
+}
 
 
 def require_lab() -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Generator
 
-from attemper.lab.sweep import Event, Tell
+from attemper.lab.events import Event, Tell
 
 _PAUSE = 0.1  # seconds between two paintings of the bars
 

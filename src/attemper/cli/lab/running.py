@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from attemper.cli.lab.page import write_page
 from attemper.cli.output import write_text
 from attemper.cli.signals import ended_as_interrupted
 from attemper.errors import ArgumentError, LoadError
+
+if TYPE_CHECKING:
+    from attemper.lab.sweep import Sweep
 
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own where more than one.")]
 Ray = Annotated[
@@ -46,8 +49,8 @@ def run(
 ) -> None:  # fmt: skip
     """Train every run of a preset, or of a TOML file, then answer the preset's question in a sentence and as a page.
 
-    A run is kept under the hash of its configuration: what is over is not trained again, and what was interrupted goes on where it
-    stood. Exit codes: 0 all runs are over, 2 could not run, 130 interrupted.
+    A run is kept under the hash of its configuration: what is over is not trained again, and what was interrupted goes on
+    where it stood. Exit codes: 0 all runs are over, 2 could not run, 130 interrupted.
     """
     require_lab()
     from attemper.lab import sweep as sweeps
@@ -72,7 +75,7 @@ def resume(
     _train(folder, jobs, ray, html)
 
 
-def _sweep(what: str, quick: bool, settings: Sequence[str], seeds: int | None):
+def _sweep(what: str, quick: bool, settings: Sequence[str], seeds: int | None) -> "Sweep":
     from attemper.lab.config_file import override, read_configs
     from attemper.lab.presets import NAMES, preset
     from attemper.lab.sweep import Sweep

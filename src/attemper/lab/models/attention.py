@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attemper.errors import ArgumentError
 from attemper.lab.arithmetic import DTYPES, attend, current, rounded
 from attemper.lab.config import Model
 from attemper.lab.models.rules import rule_of, shared_width
@@ -30,7 +31,8 @@ class Attention(nn.Module):
         tokens: length of the training examples.
         causal: whether query i sees key j at j ≤ i alone.
 
-    "fp32" and "bf16" (see `computing`) go through `attemper.attention`; the others are written out, as models do without a kernel.
+    "fp32" and "bf16" (see `computing`) go through `attemper.attention`; the others are written out, as models do without a
+    kernel.
 
     Attributes:
         logit_factor: κ, on top of the rule and below the cap.
@@ -51,6 +53,8 @@ class Attention(nn.Module):
         widths = [group.width for group in self.layout.groups]
         self.norms = nn.ModuleList(QKNorm(width, "rms") for width in widths) if config.qk_norm else None
         rotary = config.position == "rotary"
+        if rotary and min(widths) < 2:
+            raise ArgumentError("model.head_dim", min(widths), "at least 2, so that a pair can turn; or another model.position")
         self.rotary = nn.ModuleList(RotaryEmbedding(width - width % 2) for width in widths) if rotary else None
         self.softcap, self.causal = config.softcap, causal
         self.logit_factor = 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from attemper.errors import ArgumentError
 from attemper.lab.config import Model
 from attemper.lab.models.attention import Attention
 
@@ -40,7 +41,12 @@ class Positions(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, tokens, width] -> the same."""
-        return x if self.table is None else x + self.table[: x.shape[1]]
+        if self.table is None:
+            return x
+        if x.shape[1] > len(self.table):
+            expected = f"at most {len(self.table)}, for which positions were learned; or model.position 'rotary' or 'none'"
+            raise ArgumentError("length", f"{x.shape[1]} tokens", expected)
+        return x + self.table[: x.shape[1]]
 
 
 def initialise(model: nn.Module, how: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from torch import nn
@@ -48,7 +48,7 @@ def attention_layers(model: nn.Module) -> dict[str, Attention]:
 
 
 @contextmanager
-def logits_times(model: nn.Module, factor: float) -> Iterator[None]:
+def logits_times(model: nn.Module, factor: float) -> Generator[None]:
     """Multiply the factor on the products of every attention layer by `factor` while the block runs."""
     layers = list(attention_layers(model).values())
     for layer in layers:

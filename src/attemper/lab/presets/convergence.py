@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from attemper.lab.comparing import holm, paired, spread
+from attemper.lab.comparing import Paired, holm, paired, spread
 from attemper.lab.config import Model, Optimiser, RuleName, RunConfig, Task
 from attemper.lab.presets.grouping import by_seed, figure_series, first, grouped, validation_series
 from attemper.lab.presets.preset import Effort, Preset
@@ -53,7 +53,8 @@ FULL = Size((16, 64, 128, 256, 512), 5, 400, 16, 64, 10)
 def runs(effort: Effort) -> list[RunConfig]:
     """Six rules where q and k start with unit variance; two of them also from PyTorch's own start."""
     size = QUICK if effort == "quick" else FULL
-    wanted = [("unit", arm) for arm in ARMS] + [("torch", arm) for arm in SHORT]
+    wanted: list[tuple[Literal["unit", "torch"], Arm]] = [("unit", arm) for arm in ARMS]
+    wanted += [("torch", arm) for arm in SHORT]
     return [
         RunConfig(
             task=Task(name="text", length=size.context),
@@ -95,9 +96,10 @@ def answer(results: Sequence[RunResult]) -> Answer:
     none, usual, inverse = (start[name] for name in ("none", USUAL, "1/d"))
     verdict = "is behind" if gap.clear and gap.mean > 0 else "is ahead of" if gap.clear else "is not told apart from"
     sentence = (
-        f"At d_k = {widest}, with q and k of unit variance at the start, no scale {verdict} 1/√d: the difference in held-out loss is "
-        f"{gap} nats a byte. At the first step rows without a scale have {none[0]:.2f} of the entropy of uniform weights and a gain of "
-        f"{none[1]:.2f}, with 1/√d {usual[0]:.2f} and {usual[1]:.2f}, with 1/d {inverse[0]:.4f} and {inverse[1]:.2f}."
+        f"At d_k = {widest}, with q and k of unit variance at the start, no scale {verdict} 1/√d: the difference in held-out "
+        f"loss is {gap} nats a byte. At the first step rows without a scale have {none[0]:.2f} of the entropy of uniform "
+        f"weights and a gain of {none[1]:.2f}, with 1/√d {usual[0]:.2f} and {usual[1]:.2f}, "
+        f"with 1/d {inverse[0]:.4f} and {inverse[1]:.2f}."
     )
     return Answer(
         sentence,
@@ -105,7 +107,7 @@ def answer(results: Sequence[RunResult]) -> Answer:
         tables=(_table(arms, widths), _starts(arms, widths)),
         charts=_charts(arms, widest),
         limits=(
-            "One small decoder on one text of 130 thousand bytes, trained briefly: it says how training begins, not where it ends.",
+            "One small decoder on one text, trained briefly: it says how training begins, not where it ends.",
             "One learning rate for all arms; that an arm would do better at another is a question of its own (lr-sensitivity).",
             f"{_seeds(arms)} seeds: a paired t test over them takes differences as normal, and sees large gaps alone.",
             "Wider heads have more parameters, so losses are compared within a width, not between widths.",
@@ -113,14 +115,14 @@ def answer(results: Sequence[RunResult]) -> Answer:
     )
 
 
-def _gap(arms: dict[Place, list[RunResult]], key: Place):
+def _gap(arms: dict[Place, list[RunResult]], key: Place) -> Paired:
     pairs = by_seed(arms.get(key, []), arms.get(key._replace(arm=USUAL), []))
     return paired([one.loss for one, _ in pairs], [two.loss for _, two in pairs])
 
 
 def _first(arms: dict[Place, list[RunResult]], key: Place) -> tuple[float, float]:
     runs = arms.get(key, [])
-    return tuple(spread([first(run, figure) for run in runs]).mean for figure in ("normalized_entropy", "gain"))
+    return spread([first(run, "normalized_entropy") for run in runs]).mean, spread([first(run, "gain") for run in runs]).mean
 
 
 def _seeds(arms: dict[Place, list[RunResult]]) -> int:
@@ -153,8 +155,8 @@ def _table(arms: dict[Place, list[RunResult]], widths: Sequence[int]) -> Table:
         "Held-out loss at the end",
         ("start", "d_k", "rule", "loss, nats a byte", "minus 1/√d", "95 % interval", "p", "p, Holm", "diverged"),
         tuple(rows),
-        "Mean ± standard deviation over the seeds. The difference is taken seed by seed: the same seed draws the same weights and the "
-        "same examples. p is that of a paired t test; Holm's takes into account how many tests there are.",
+        "Mean ± standard deviation over the seeds. The difference is taken seed by seed: the same seed draws the same weights "
+        "and the same examples. p is that of a paired t test; Holm's takes into account how many tests there are.",
     )
 
 

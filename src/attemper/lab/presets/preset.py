@@ -18,7 +18,7 @@ class Preset:
     """One question.
 
     Attributes:
-        name: as typed. question: in a sentence. sources: papers whose claim it tests, as "Wortsman et al. 2023, arXiv 2309.14322".
+        name: as typed. question: in a sentence. sources: papers whose claim it tests, with their arXiv numbers.
         runs: the configurations for an effort: "quick" takes minutes on two cores, "full" up to hours.
         answer: what the results say. It gets the runs that ended, in the order of `runs`; it must not claim more than they hold.
     """

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attemper.lab.store.results import Curves
-from attemper.monitor.records import FIGURES, StepRecord
+from attemper.lab.store.curves import EACH_STEP, NAMES
+from attemper.monitor.records import StepRecord
 
-NAMES = tuple(figure.name for figure in FIGURES)
-EACH_STEP = ("loss", "gradient_norm", "learning_rate", "loss_scale")
 EACH_LOG = ("steps", "figures", "q_gradient", "k_gradient")
 
 
@@ -47,9 +45,9 @@ class Recorder:
         found = {name: steps[:, column] for column, name in enumerate(EACH_STEP)}
         found["steps"] = torch.tensor([log[0] for log in self._logs], dtype=torch.int64)
         empty = (torch.empty(0, len(NAMES), len(self.layers), self.heads), torch.empty(0, len(self.layers)))
-        for column, name in enumerate(EACH_LOG[1:], 1):
-            rows = [log[column] for log in self._logs]
-            found[name] = torch.stack(rows) if rows else empty[min(column - 1, 1)].double()
+        for column, name in enumerate(EACH_LOG[1:]):
+            rows = [log[1:][column] for log in self._logs]
+            found[name] = torch.stack(rows) if rows else empty[min(column, 1)].double()
         return found
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
@@ -57,14 +55,3 @@ class Recorder:
         self._steps = [tuple(row) for row in torch.stack([tensors[name] for name in EACH_STEP], 1).tolist()]
         rows = zip(*(tensors[name] for name in EACH_LOG), strict=True)
         self._logs = [(int(step), figures, q, k) for step, figures, q, k in rows]
-
-    def curves(self) -> Curves:
-        """As the presets read them."""
-        return curves_of(self.tensors(), self.layers)
-
-
-def curves_of(tensors: dict[str, Tensor], layers: tuple[str, ...]) -> Curves:
-    """Curves from the tensors of a recorder."""
-    figures = {name: tensors["figures"][:, place] for place, name in enumerate(NAMES)}
-    each = {name: tensors[name] for name in (*EACH_STEP, "steps", "q_gradient", "k_gradient")}
-    return Curves(**each, figures=figures, layers=layers)

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from torch import Tensor
-
 from attemper.lab.config import RunConfig
+from attemper.lab.store.curves import Curves, read_curves
 
 
 @dataclass(frozen=True)
@@ -25,29 +24,6 @@ class Evaluation:
     at: float
     loss: float
     accuracy: float
-
-
-@dataclass(frozen=True, eq=False)
-class Curves:
-    """The training, one entry a step (float64; NaN where there is none).
-
-    Attributes:
-        loss, gradient_norm, learning_rate, loss_scale: [steps].
-        steps: the steps at which the statistics were logged, [logged].
-        figures: by the name of a figure of `attemper.monitor.records.FIGURES`, [logged, layers, heads].
-        q_gradient, k_gradient: Frobenius norm of the loss's gradient in the weights that make q and k, [logged, layers].
-        layers: names of the attention layers, in the model's order.
-    """
-
-    loss: Tensor
-    gradient_norm: Tensor
-    learning_rate: Tensor
-    loss_scale: Tensor
-    steps: Tensor
-    figures: dict[str, Tensor]
-    q_gradient: Tensor
-    k_gradient: Tensor
-    layers: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +75,5 @@ class RunResult:
         Raises:
             LoadError: the run's files are not what the lab wrote.
         """
-        from attemper.lab.store.files import RunFiles
-
         assert self.folder is not None
-        return RunFiles(self.folder.parents[1], self.id).curves()
+        return read_curves(self.folder)

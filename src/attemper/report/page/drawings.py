@@ -1,4 +1,4 @@
-"""Charts that stand still: drawn when the page is written, as SVG, once for each theme, so that the page runs no script for them."""
+"""Charts that stand still: drawn as SVG when the page is written, once for each theme, so that they need no script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import altair as alt
     from markupsafe import Markup
 
-# Eight hues that are told apart by people who do not see red or green as others do, dark enough for paper, light enough for night.
+# Eight hues that are told apart by people who do not see red or green as others do.
 _HUES = {
     "light": ("#1b1b1f", "#0072b2", "#d55e00", "#008a64", "#a6468a", "#8f6a00", "#4b6cd6", "#7a7a7a"),
     "dark": ("#f2f0f4", "#56b4e9", "#f0894a", "#3fc79a", "#e59ccb", "#e0c14a", "#9db2ff", "#9a98a0"),
@@ -22,7 +22,7 @@ _WIDTH, _HEIGHT = 560, 260
 _CELL = 46
 
 
-def drawn(chart: Chart | HeatMap) -> "dict[str, Markup]":
+def drawn(chart: Chart | HeatMap) -> dict[str, Markup]:
     """The chart as the inside of a figure, for the light and for the dark page."""
     import vl_convert
     from markupsafe import Markup
@@ -37,7 +37,7 @@ def drawn(chart: Chart | HeatMap) -> "dict[str, Markup]":
     return made
 
 
-def _curves(chart: Chart, theme: str) -> "alt.LayerChart":
+def _curves(chart: Chart, theme: str) -> alt.TopLevelMixin:
     import altair as alt
 
     names = [series.name for series in chart.series]
@@ -67,7 +67,7 @@ def _curves(chart: Chart, theme: str) -> "alt.LayerChart":
     ).properties(width=_WIDTH, height=_HEIGHT)
 
 
-def _map(chart: HeatMap, theme: str) -> "alt.LayerChart":
+def _map(chart: HeatMap, theme: str) -> alt.TopLevelMixin:
     import altair as alt
 
     rows = [
@@ -77,7 +77,9 @@ def _map(chart: HeatMap, theme: str) -> "alt.LayerChart":
     ]
     known = [row["value"] for row in rows if row["value"] is not None]
     middle = (min(known) + max(known)) / 2 if known else 0.0
-    x = alt.X("column:N", sort=list(chart.columns), axis=alt.Axis(title=None, orient="top", labelAngle=0, ticks=False, domain=False))
+    x = alt.X(
+        "column:N", sort=list(chart.columns), axis=alt.Axis(title=None, orient="top", labelAngle=0, ticks=False, domain=False)
+    )
     y = alt.Y("row:N", sort=list(chart.rows), axis=alt.Axis(title=None, ticks=False, domain=False, labelLimit=220))
     ramp = alt.Scale(range=list(RAMPS[theme]))
     legend = alt.Legend(title=chart.unit, orient="bottom", direction="horizontal", gradientLength=220, gradientThickness=8)

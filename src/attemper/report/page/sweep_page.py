@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class _Figure:
     title: str
     note: str
-    light: "Markup"
-    dark: "Markup"
+    light: Markup
+    dark: Markup
 
 
 def sweep_page(view: SweepView) -> str:

@@ -1,0 +1,230 @@
+"""The models: what each dial does to the logits, seen by `attemper.watch`, and that each task is learned."""
+
+import math
+from copy import deepcopy
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import attemper
+from attemper.errors import ArgumentError
+from attemper.lab import config
+from attemper.lab.arithmetic import computing
+from attemper.lab.models import attention_layers, build, logits_times
+from attemper.lab.optimisers import Optimisers, is_hidden_matrix, share_of_rate
+from attemper.lab.tasks import IGNORED, load_task
+from attemper.lab.tasks.digits import Digits
+from attemper.lab.tasks.recall import Recall
+from attemper.lab.tasks.reversal import Reversal
+from attemper.lab.tasks.task import Task
+from attemper.lab.tasks.text import Text
+from attemper.ops.listening import LISTENERS, Listener
+
+SMALL = config.Model(layers=1, heads=2, head_dim=6, width=20)
+
+
+def task_of(name: str, length: int = 11) -> Task:
+    return load_task(config.Task.model_validate({"name": name, "length": length, "symbols": 13}))
+
+
+def model_of(task: Task, **dials: Any) -> nn.Module:
+    names = {Text: "text", Digits: "digits", Recall: "recall", Reversal: "reversal"}
+    fields = {"task": {"name": names[type(task)]}, "model": SMALL.model_dump() | dials}
+    return build(config.RunConfig.model_validate(fields), task)
+
+
+def loss_of(model: nn.Module, task: Task, size: int = 7, seed: int = 1) -> Tensor:
+    batch = task.batch(size, torch.Generator().manual_seed(seed))
+    return F.cross_entropy(model(**batch.inputs).float().flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED)
+
+
+@pytest.mark.parametrize("name", ["text", "digits", "recall", "reversal"])
+@pytest.mark.parametrize("position", ["rotary", "learned", "none"])
+def test_each_task_has_a_model_that_is_seeded(name: str, position: str) -> None:
+    task = task_of(name)
+    losses = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        losses.append(loss_of(model_of(task, position=position), task).item())
+    assert losses[0] == losses[1]
+    assert losses[0] == pytest.approx(math.log(task.classes), abs=1.5)
+
+
+def logits_seen(model: nn.Module, task: Task, arithmetic: Any = "fp32", mode: Any = "use") -> Any:
+    with attemper.watch(model, mode=mode) as watching, computing(arithmetic):
+        loss_of(model, task).backward()
+        record = watching.step()
+    assert record is not None
+    return record.layers
+
+
+FACTORS = {
+    "none": 1.0,
+    "inverse_sqrt": 6**-0.5,
+    "inverse": 1 / 6,
+    "mup": 32**0.5 / 6,
+    "learned": 6**-0.5,
+    "log_length": 6**-0.5,
+    "log_length_learned": 6**-0.5,
+}
+
+
+@pytest.mark.parametrize("rule", FACTORS)
+def test_the_rule_is_the_factor_on_the_products(rule: str) -> None:
+    task = task_of("digits")  # 16 keys, all in view: the rules of length are 1/√d there
+    model = model_of(task, rule=rule)
+    (layer,) = attention_layers(model).values()
+    heard: list[Any] = []
+    listener = Listener(lambda problem, rows: heard.append(problem))
+    LISTENERS.append(listener)
+    try:
+        loss_of(model, task)
+    finally:
+        LISTENERS.remove(listener)
+    scale = torch.as_tensor(heard[0].scale).float()
+    torch.testing.assert_close(scale, torch.full_like(scale, FACTORS[rule]))
+    learned = layer.scale.parameters() if isinstance(layer.scale, nn.Module) else ()
+    assert sum(p.numel() for p in learned if p.requires_grad) == (2 if "learned" in rule else 0)
+
+
+def test_cosine_bounds_the_logits_by_its_temperature() -> None:
+    task = task_of("digits")
+    (layer,) = logits_seen(model_of(task, rule="cosine"), task)
+    assert 1.0 < layer.scaled_max.max() <= 10.0 + 1e-5
+
+
+@pytest.mark.parametrize(("init", "variance"), [("unit", 1.0), ("torch", 1 / 3), ("mup", 1.0)])
+def test_what_an_initialisation_gives_q_and_k(init: str, variance: float) -> None:
+    task = task_of("text")
+    model = model_of(task, init=init, width=96, head_dim=48)
+    (layer,) = attention_layers(model).values()
+    x = F.rms_norm(torch.randn(1009, 96), (96,))
+    for projection in (layer.q_proj, layer.k_proj):
+        assert projection(x).var().item() == pytest.approx(variance, rel=0.1)
+    if init == "mup":
+        assert loss_of(model, task).item() == pytest.approx(math.log(256), abs=1e-5)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_heads_of_unequal_width_have_own_or_shared_scales(own: bool) -> None:
+    model = model_of(task_of("text"), head_dim=(4, 12), own_scales=own)
+    heard: list[float] = []
+    listener = Listener(lambda problem, rows: heard.append(problem.scale))
+    LISTENERS.append(listener)
+    try:
+        model(torch.randint(256, (3, 7)))
+    finally:
+        LISTENERS.remove(listener)
+    assert heard == pytest.approx([4**-0.5, 12**-0.5] if own else [8**-0.5] * 2)
+
+
+@pytest.mark.parametrize("dials", [{}, {"softcap": 2.0}, {"rule": "cosine"}, {"rule": "log_length_learned"}])
+def test_logits_times_multiplies_and_leaves_no_trace(dials: dict[str, Any]) -> None:
+    task = task_of("reversal")
+    model = model_of(task, **dials)
+    with torch.no_grad():
+        plain = loss_of(model, task).item()
+        with logits_times(model, 30.0):
+            assert abs(loss_of(model, task).item() - plain) > 1e-3
+        with logits_times(model, 1.0):
+            assert loss_of(model, task).item() == plain
+        assert loss_of(model, task).item() == plain
+
+
+@pytest.mark.parametrize("arithmetic", ["bf16", "fp16", "fp16_naive", "bf16_naive"])
+@pytest.mark.parametrize("rule", ["inverse_sqrt", "learned", "log_length_learned"])
+def test_every_arithmetic_is_near_that_of_32_bits_and_is_watched(arithmetic: str, rule: str) -> None:
+    task = task_of("text")
+    model = model_of(task, rule=rule)
+    exact = loss_of(model, task).item()
+    for mode in ("use", "observe"):
+        assert len(logits_seen(model, task, arithmetic, mode)) == 1
+    with computing(arithmetic):  # type: ignore[arg-type]
+        found = loss_of(model, task).item()
+    assert found != exact
+    assert found == pytest.approx(exact, rel=0.03 if arithmetic.startswith("bf16") else 3e-3)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model": {"attention": "additive"}}, "'additive' for the task 'text'"),
+        ({"model": {"head_dim": (4, 4, 4)}}, "got 3 widths"),
+        ({"model": {"head_dim": (1, 8)}}, r"model\.head_dim: got 1; expected at least 2"),
+        (
+            {"task": {"name": "reversal"}, "model": {"attention": "additive"}, "precision": {"arithmetic": "fp16"}},
+            "'fp16' for additive",
+        ),
+        (
+            {"task": {"name": "reversal"}, "model": {"attention": "additive"}, "after": {"logit_factors": [2.0]}},
+            "after.logit_factors",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(fields: dict[str, Any], said: str) -> None:
+    run = config.RunConfig.model_validate(fields)
+    with pytest.raises(ArgumentError, match=said):
+        build(run, load_task(run.task))
+
+
+def test_learned_positions_have_an_end() -> None:
+    with pytest.raises(ArgumentError, match=r"length: got 12 tokens; expected at most 11"):
+        model_of(task_of("text"), position="learned")(torch.zeros(1, 12, dtype=torch.int64))
+
+
+def test_additive_attention_is_in_place_of_the_look_at_the_encoder() -> None:
+    task = task_of("reversal")
+    model = model_of(task, attention="additive", layers=2)
+    assert [name for name in attention_layers(model) if "cross" in name] == []
+    assert len(attention_layers(model)) == 4
+    loss_of(model, task).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
+def test_an_optimiser_learns_and_goes_on_from_its_state(name: str) -> None:
+    task = task_of("text")
+    run = config.RunConfig(model=SMALL, steps=40, optimiser=config.Optimiser.model_validate({"name": name, "warmup": 3}))
+    model = model_of(task)
+    copy = model_of(task)
+    optimisers = Optimisers(model, run)
+    losses = [train(model, optimisers, task, step) for step in range(30)]
+    assert losses[-1] < losses[0]
+    copy.load_state_dict(model.state_dict())
+    again = Optimisers(copy, run)
+    again.load(deepcopy(optimisers.state()))  # torch takes the tensors over as they are
+    assert train(model, optimisers, task, 30) == train(copy, again, task, 30)
+    assert train(model, optimisers, task, 31) == train(copy, again, task, 31)
+
+
+def train(model: nn.Module, optimisers: Optimisers, task: Task, step: int) -> float:
+    optimisers.set_rate(step)
+    optimisers.zero_grad()
+    loss = loss_of(model, task, 16, step)
+    loss.backward()
+    for optimiser in optimisers.all:
+        optimiser.step()
+    return loss.item()
+
+
+def test_mup_slows_the_matrices_between_hidden_states_by_the_width() -> None:
+    run = config.RunConfig(model=config.Model(init="mup", width=256), optimiser=config.Optimiser(learning_rate=0.5, warmup=0))
+    model = model_of(task_of("text"), width=256)
+    optimisers = Optimisers(model, run)
+    optimisers.set_rate(0)
+    rates = {id(p): group["lr"] for group in optimisers.all[0].param_groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        assert rates[id(parameter)] == (0.125 if is_hidden_matrix(name, parameter) else 0.5)
+
+
+def test_the_rate_rises_then_falls_to_a_twentieth() -> None:
+    run = config.RunConfig(steps=101, optimiser=config.Optimiser(warmup=10))
+    shares = [share_of_rate(step, run) for step in range(102)]
+    assert shares[:11] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0])
+    assert shares[101] == pytest.approx(0.05)
+    assert all(one > other for one, other in pairwise(shares[10:]))

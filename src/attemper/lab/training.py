@@ -7,13 +7,13 @@ import platform
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import attemper
 from attemper.lab.arithmetic import LossScale, computing
 from attemper.lab.config import RunConfig
 from attemper.lab.identity import run_id
@@ -25,6 +25,7 @@ from attemper.lab.store.recorder import Recorder
 from attemper.lab.store.results import Evaluation, RunResult
 from attemper.lab.store.state import State, load, pack_optimisers, save, unpack_optimisers
 from attemper.lab.tasks import IGNORED, Batch, Task, load_task
+from attemper.monitor import QKClip, Watch, watch
 
 SAVE_EVERY = 20.0  # seconds from one checkpoint to the next
 
@@ -75,9 +76,9 @@ class Trial:
         threshold = self.config.optimiser.qk_clip
         began, saved, before, first = time.perf_counter(), time.perf_counter(), self.seconds, self.step
         diverged = False
-        with PeakMemory() as memory, attemper.watch(self.model, every=self.config.log_every, mode="use", history=1) as watching:
+        with PeakMemory() as memory, watch(self.model, every=self.config.log_every, mode="use", history=1) as watching:
             watching.load_state_dict(watching.state_dict() | {"next": self.step})
-            clip = None if threshold is None else attemper.QKClip(self.model, threshold)
+            clip = None if threshold is None else QKClip(self.model, threshold)
             while self.step < self.config.steps:
                 loss = self.train_step(watching, clip)
                 self.step += 1
@@ -107,13 +108,13 @@ class Trial:
             tokens_per_second=scored * self.step / self.seconds,
             peak_mib=memory.mib if not first else math.nan,  # of a part of it, it would mislead
             machine=f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {self.config.threads} threads",
-            versions={"attemper": attemper.__version__, "torch": torch.__version__, "python": platform.python_version()},
+            versions={"attemper": version("attemper"), "torch": torch.__version__, "python": platform.python_version()},
             data=self.task.data,
         )
         self.files.finish(result, self.recorder, self.model)
         return result
 
-    def train_step(self, watching: attemper.monitor.Watch, clip: attemper.QKClip | None) -> float:
+    def train_step(self, watching: Watch, clip: QKClip | None) -> float:
         """One step; its loss."""
         rate = self.optimisers.set_rate(self.step)
         factor = self.loss_scale.factor

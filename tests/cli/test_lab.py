@@ -1,0 +1,138 @@
+"""`attemper lab`: runs, goes on, lists, reports, compares; what is wrong ends in one line."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attemper.cli import main
+from attemper.lab.presets import NAMES
+from attemper.lab.sweep import results
+from tests.running import ROOT, hear_ctrl_c
+
+Capture = pytest.CaptureFixture[str]
+TOML = """
+seeds = [0, 1]
+steps = 7
+batch = 2
+evaluate_every = 4
+[vary]
+"model.rule" = ["none", "inverse_sqrt"]
+[task]
+length = 11
+[model]
+layers = 1
+head_dim = 6
+width = 10
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("lab") / "mine.toml"
+    path.write_text(TOML)
+    return path
+
+
+@pytest.fixture(scope="module")
+def sweep(config: Path) -> Path:
+    folder = config.parent / "sweep"
+    assert main(["lab", "run", str(config), "--out", str(folder)]) == 0
+    return folder
+
+
+def test_a_sweep_runs_and_runs_again_without_work(config: Path, sweep: Path, capsys: Capture) -> None:
+    assert main(["lab", "run", str(config), "--out", str(sweep)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("What do the runs of mine come to?\n\nThe lowest mean held-out loss is ")
+    assert err == f"{sweep}: 4 runs, 0 of them trained now; page in {sweep}/page.html\n"
+    assert "<svg" not in (sweep / "page.html").read_text()  # no curves are drawn of runs that no preset asked for
+
+
+def test_progress_without_a_terminal_is_a_line_a_run(config: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert main(["lab", "run", str(config), "--out", str(tmp_path / "s"), "--seeds", "1", "--html", str(tmp_path / "p.html")]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in lines[:-1]] == ["run 1 of 2", "run 2 of 2"]
+    assert lines[-1].endswith(f"2 of them trained now; page in {tmp_path}/p.html")
+    assert (tmp_path / "p.html").exists()
+
+
+def test_list_tells_the_presets_and_the_runs(sweep: Path, capsys: Capture) -> None:
+    assert main(["lab", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == list(NAMES)
+    assert main(["lab", "list", str(sweep)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert all(": done, loss " in line for line in lines)
+    assert [line.split(", ")[1] for line in lines] == ["none", "none", "inverse_sqrt", "inverse_sqrt"]
+
+
+def test_report_has_the_tables(sweep: Path, capsys: Capture) -> None:
+    assert main(["lab", "report", str(sweep)]) == 0
+    out = capsys.readouterr().out
+    losses = [result.loss for result in results(sweep)]
+    assert f"none          {sum(losses[:2]) / 2:.3f} ± " in out
+
+
+def test_compare_names_what_tells_two_sweeps_apart(config: Path, sweep: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert main(["lab", "run", str(config), "--out", str(tmp_path / "wide"), "--set", "model.head_dim=[4, 8]"]) == 0
+    capsys.readouterr()
+    assert main(["lab", "compare", str(sweep), str(tmp_path / "wide")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("What tells them apart: model.head_dim\n")
+    assert "model.rule = none" in out
+    assert main(["lab", "compare", str(sweep), str(sweep)]) == 0
+    assert "nothing: they are one sweep" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "convergense"], "convergense: neither a preset nor a file; expected one of convergence, "),
+        (["run", "CONFIG", "--quick"], "--quick: got beside a file; expected a preset"),
+        (["run", "CONFIG", "--set", "model.rule=x"], 'model.rule: got "x"; expected \'none\', '),
+        (["run", "CONFIG", "--set", "rule=none"], 'rule: got "none"; expected a field that there is: task, '),
+        (["run", "CONFIG", "--out", "SWEEP", "--set", "steps=8"], "which holds another sweep (mine, 4 runs, by: attemper lab run "),
+        (["run", "CONFIG", "--out", "CONFIG"], "mine.toml, which holds something else; expected a new folder"),
+        (["run", "CONFIG", "--out", "/proc/nothing"], "/proc/nothing (No such file or directory); expected a folder that can be"),
+        (["run", "CONFIG", "--ray", "local", "--jobs", "2", "--out", "SWEEP"], "--jobs: got 2; expected nothing beside --ray"),
+        (["resume", "FOLDER"], "no sweep.json is there; expected a folder that `attemper lab run --out` made"),
+        (["list", "FOLDER"], "no sweep.json is there"),
+        (["report", "FOLDER"], "no sweep.json is there"),
+        (["compare", "SWEEP", "FOLDER"], "no sweep.json is there"),
+        (["run"], "Missing argument"),
+    ],
+)
+def test_what_is_wrong_is_one_line(words: list[str], said: str, config: Path, sweep: Path, tmp_path: Path, capsys: Capture) -> None:
+    places = {"CONFIG": str(config), "SWEEP": str(sweep), "FOLDER": str(tmp_path)}
+    assert main(["lab", *(places.get(word, word) for word in words)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err.replace("\n", " ")
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_ctrl_c_ends_in_one_line_and_the_sweep_goes_on(jobs: str, config: Path, sweep: Path, tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "sweep"
+    long = ["--set", "steps=4000", "--set", "evaluate_every=4000"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "attemper", "lab", "run", str(config), "--out", str(folder), "--jobs", jobs, *long],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=hear_ctrl_c, start_new_session=True,
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    while not list(folder.glob("runs/*/config.json")) and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(1)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out, err) == (130, "", "attemper: interrupted\n")
+    assert main(["lab", "list", str(folder)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert main(["lab", "report", str(folder)]) == 2
+    assert "`attemper lab resume " in capsys.readouterr().err

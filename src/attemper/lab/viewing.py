@@ -6,6 +6,7 @@ from pathlib import Path
 
 from attemper.errors import LoadError
 from attemper.lab.comparing import spread
+from attemper.lab.further import further_rows
 from attemper.lab.presets import NAMES, preset
 from attemper.lab.store.results import RunResult
 from attemper.lab.sweep import read, results
@@ -27,7 +28,8 @@ def view_of(folder: Path) -> SweepView:
         )
     if sweep.name in NAMES:
         asked = preset(sweep.name)
-        question, sources, answer = asked.question, asked.sources, asked.answer(found)
+        rows = further_rows(folder, asked.further, found, "full" if sweep.effort == "full" else "quick")
+        question, sources, answer = asked.question, asked.sources, asked.answer(found, rows)
     else:
         question, sources, answer = f"What do the runs of {sweep.name} come to?", (), plain_answer(found)
     seconds = sum(result.seconds for result in found)

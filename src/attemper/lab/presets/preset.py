@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from attemper.lab.config import RunConfig
 from attemper.lab.store.results import RunResult
@@ -14,17 +14,33 @@ Effort = Literal["quick", "full"]
 
 
 @dataclass(frozen=True)
+class Further:
+    """A measurement beyond the trainings, made once when they are over; its rows are kept in the sweep's folder.
+
+    Attributes:
+        row: a NamedTuple of numbers and texts, one column of the file a field.
+        measure: the rows, from the runs that ended, in the order of `Preset.runs`, for an effort.
+    """
+
+    row: type[Any]
+    measure: Callable[[Sequence[RunResult], Effort], Sequence[Any]]
+
+
+@dataclass(frozen=True)
 class Preset:
     """One question.
 
     Attributes:
         name: as typed. question: in a sentence. sources: papers whose claim it tests, with their arXiv numbers.
         runs: the configurations for an effort: "quick" takes minutes on two cores, "full" up to hours.
-        answer: what the results say. It gets the runs that ended, in the order of `runs`; it must not claim more than they hold.
+        answer: what the results say. It gets the runs that ended, in the order of `runs`, and the rows of `further`, none without
+            it; it must not claim more than they hold.
+        further: what is measured when the trainings are over.
     """
 
     name: str
     question: str
     sources: tuple[str, ...]
     runs: Callable[[Effort], Sequence[RunConfig]]
-    answer: Callable[[Sequence[RunResult]], Answer]
+    answer: Callable[[Sequence[RunResult], Sequence[Any]], Answer]
+    further: Further | None = None

@@ -3,11 +3,22 @@
 import importlib
 
 from attemper.errors import ArgumentError
-from attemper.lab.presets.preset import Effort, Preset
+from attemper.lab.presets.preset import Effort, Further, Preset
 
-__all__ = ["NAMES", "Effort", "Preset", "preset"]
+__all__ = ["NAMES", "Effort", "Further", "Preset", "preset"]
 
-NAMES = ("convergence",)
+NAMES = (
+    "convergence",
+    "lr-sensitivity",
+    "logit-threshold",
+    "entropy-bound",
+    "width-transfer",
+    "additive-vs-dot",
+    "fp16-overflow",
+    "clip-vs-scale",
+    "head-widths",
+    "length",
+)
 
 
 def preset(name: str) -> Preset:

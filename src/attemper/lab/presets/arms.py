@@ -10,7 +10,9 @@ from attemper.lab.config import Model, Optimiser, RunConfig, Task
 from attemper.lab.presets.preset import Effort
 
 USUAL = "1/√d"
-TEXT_LIMIT = "One small decoder on one text of 130 thousand bytes, trained briefly: larger models and longer trainings may differ."
+TEXT_LIMIT = (
+    "One small decoder on one text of 130 thousand bytes, trained briefly: larger models and longer trainings may differ."
+)
 
 
 class Arm(NamedTuple):
@@ -55,7 +57,9 @@ def arm_of(arms: Sequence[Arm], config: RunConfig) -> str:
             return arm.name
     known = ", ".join(arm.name for arm in arms)
     given = ", ".join(f"{name} = {_field(config, name)!r}" for name in arms[0].fields)
-    raise LoadError(f"a run with {given}: expected that of one of {known}; vary other fields in a TOML file, with answers of its own")
+    raise LoadError(
+        f"a run with {given}: expected that of one of {known}; vary other fields in a TOML file, with answers of its own"
+    )
 
 
 def _field(config: RunConfig, name: str) -> Any:

@@ -1,12 +1,13 @@
-"""Entropy of a trained model's rows beside the bound of σReparam, from its weights and from what entered them."""
+"""Entropy of a model's rows, and the bound of σReparam on it, from the weights and from what entered them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attemper.errors import LoadError
 from attemper.lab.models import attention_layers, build
@@ -32,7 +33,29 @@ def entropy_bound(sigma: Tensor, keys: int) -> Tensor:
     return torch.log1p(rest) + sigma * math.sqrt(keys / (keys - 1)) * rest / (1 + rest)
 
 
-def measured_rows(run: RunResult, examples: int) -> Iterator[tuple[int, int, int, float, float, float, float, float, float, float, int]]:
+class HeadEntropy(NamedTuple):
+    """Mean entropy over ln n of one head; `when`: "before" the training or "after" it; `width`: d_k."""
+
+    run: str
+    when: str
+    layer: int
+    head: int
+    width: int
+    normalized: float
+
+
+def entropies(run: RunResult, examples: int) -> Iterator[HeadEntropy]:
+    """Of each head, at the last position of held-out examples; the arguments are those of `measured_rows`."""
+    for when in ("before", "after"):
+        for place, (layer, inputs) in enumerate(seen_by_layers(run, examples, trained=when == "after")):
+            for head, width in enumerate(layer.layout.widths):
+                entropy = torch.special.entr(_Head(layer, head, inputs).logits.softmax(-1)).sum(-1).mean().item()
+                yield HeadEntropy(run.id, when, place, head, width, entropy / math.log(inputs.shape[1]))
+
+
+def measured_rows(
+    run: RunResult, examples: int
+) -> Iterator[tuple[int, int, int, float, float, float, float, float, float, float, int]]:
     """Of each head: layer, head, keys, ‖W_q·W_kᵀ‖₂, ‖X·Xᵀ‖₂, σ, row norm, entropy, both bounds, rows below the one from σ.
 
     Args:
@@ -42,44 +65,69 @@ def measured_rows(run: RunResult, examples: int) -> Iterator[tuple[int, int, int
     Raises:
         LoadError: its weights cannot be read.
     """
+    for place, (layer, inputs) in enumerate(seen_by_layers(run, examples, trained=True)):
+        for head in range(len(layer.layout.widths)):
+            yield (place, head, *_bounds(_Head(layer, head, inputs)))
+
+
+def seen_by_layers(run: RunResult, examples: int, *, trained: bool) -> list[tuple[Attention, Tensor]]:
+    """The attention layers of the run's model, as it was drawn or as it was trained, each with what entered it.
+
+    Returns:
+        With each layer its input, float64 [examples, tokens, width].
+
+    Raises:
+        LoadError: the weights cannot be read.
+    """
+    task = load_task(run.config.task)
+    torch.manual_seed(run.config.seed)
+    model = build(run.config, task)
+    if trained:
+        _load(model, run)
+    layers = list(attention_layers(model).values())
+    seen: list[Tensor] = []
+    hooks = [layer.register_forward_hook(lambda _layer, inputs, _output: seen.append(inputs[0].double())) for layer in layers]
+    with torch.no_grad():
+        model.eval()(torch.cat([batch.inputs["tokens"] for batch in task.validation()])[:examples])
+    for hook in hooks:
+        hook.remove()
+    return list(zip(layers, seen, strict=True))
+
+
+def _load(model: nn.Module, run: RunResult) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     assert run.folder is not None
     path = run.folder / "model.safetensors"
-    task = load_task(run.config.task)
-    model = build(run.config, task)
     try:
         model.load_state_dict(load_file(path))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise LoadError(f"{path}: {error}; expected the weights of the run {run.id}") from error
-    layers = list(attention_layers(model).values())
-    seen: list[Tensor] = []
-    hooks = [layer.register_forward_hook(lambda _layer, inputs, _output: seen.append(inputs[0])) for layer in layers]
-    batches = [batch.inputs["tokens"] for batch in task.validation()]
-    with torch.no_grad():
-        model.eval()(torch.cat(batches)[:examples])
-    for hook in hooks:
-        hook.remove()
-    for place, (layer, inputs) in enumerate(zip(layers, seen, strict=True)):
-        for head in range(run.config.model.heads):
-            yield (place, head, *_head(layer, head, inputs.double()))
 
 
-def _head(layer: Attention, head: int, x: Tensor) -> tuple[int, float, float, float, float, float, float, float, int]:
-    """x: [examples, tokens, width], float64."""
-    width = layer.layout.widths[head]
-    rows = slice(sum(layer.layout.widths[:head]), sum(layer.layout.widths[: head + 1]))
-    keys = x.shape[1]
-    factor = layer.scale.factor(LogitShape(width, len(layer.layout.widths), keys, keys, 0, device=x.device))
-    assert isinstance(factor, float)
-    products = layer.q_proj.weight.detach().double()[rows].T @ layer.k_proj.weight.detach().double()[rows]
-    logits = factor * (x[:, -1:] @ products @ x.transpose(1, 2))[:, 0]
-    weights = torch.linalg.matrix_norm(products, 2)
-    inputs = torch.linalg.matrix_norm(x, 2) ** 2
-    sigma = factor * weights * inputs
-    norms = torch.linalg.vector_norm(logits - logits.mean(-1, keepdim=True), dim=-1)
-    entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
+class _Head:
+    """Scale, W_q·W_kᵀ and the last row's logits of one head, in float64."""
+
+    def __init__(self, layer: Attention, head: int, x: Tensor) -> None:
+        widths, keys = layer.layout.widths, x.shape[1]
+        rows = slice(sum(widths[:head]), sum(widths[: head + 1]))
+        width = widths[head] if layer.shared_width is None else layer.shared_width
+        factor = layer.scale.factor(LogitShape(width, len(widths), keys, keys, 0, device=x.device))
+        assert isinstance(factor, float)
+        self.x, self.factor = x, factor
+        self.weights = layer.q_proj.weight.detach().double()[rows].T @ layer.k_proj.weight.detach().double()[rows]
+        self.logits = factor * (x[:, -1:] @ self.weights @ x.transpose(1, 2))[:, 0]
+
+
+def _bounds(head: _Head) -> tuple[int, float, float, float, float, float, float, float, int]:
+    keys = head.x.shape[1]
+    weights = torch.linalg.matrix_norm(head.weights, 2)
+    inputs = torch.linalg.matrix_norm(head.x, 2) ** 2
+    sigma = head.factor * weights * inputs
+    norms = torch.linalg.vector_norm(head.logits - head.logits.mean(-1, keepdim=True), dim=-1)
+    entropy = torch.special.entr(head.logits.softmax(-1)).sum(-1)
     bound = entropy_bound(sigma, keys)
     figures = (inputs, sigma, norms, entropy, entropy_bound(norms, keys), bound)
-    return keys, weights.item(), *(figure.mean().item() for figure in figures), int((entropy < bound - ROUNDING).sum())
+    mean = tuple(figure.mean().item() for figure in figures)
+    return keys, weights.item(), *mean, int((entropy < bound - ROUNDING).sum())

@@ -52,30 +52,41 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
     bare, clipped, hard, scaled = (arms.get(Place(name), []) for name in (BARE, CLIPPED, HARD, SCALED))
     gap, gained, left, least = versus(bare, scaled), versus(clipped, bare), versus(clipped, scaled), versus(hard, scaled)
     sentence = (
-        f"No scale with gradients clipped at 1 {verdict(left, 'is behind', 'is ahead of')} 1/√d without any clipping: the difference "
-        f"in held-out loss is {left}; clipped at 0.1 it is {least}, and without clipping {gap}. Clipping alone changes the loss of no "
+        f"No scale with gradients clipped at 1 {verdict(left, 'is behind', 'is ahead of')} 1/√d without any "
+        "clipping: the difference "
+        f"in held-out loss is {left}; clipped at 0.1 it is {least}, and without clipping {gap}. Clipping alone "
+        "changes the loss of no "
         f"scale by {gained}.{losses_told(arms)}"
     )
     entropy = {key.arm: figure_series(key.arm, found, "normalized_entropy") for key, found in arms.items()}
     start = {key.arm: first(found[0], "normalized_entropy") for key, found in arms.items() if found}
-    note = "Entropy over ln n at the first step: " + "; ".join(f"{name} {value:.2f}" for name, value in start.items()) + " (seed 0)."
+    note = (
+        "Entropy over ln n at the first step: " + "; ".join(f"{name} {value:.2f}" for name, value in start.items()) + " (seed 0)."
+    )
     return Answer(
         sentence,
         signed(left, "nats"),
         tables=(
-            compared_table("Held-out loss at the end", ("arm",), arms, lambda _: Place(SCALED), what="loss, nats a byte", note=note),
+            compared_table(
+                "Held-out loss at the end", ("arm",), arms, lambda _: Place(SCALED), what="loss, nats a byte", note=note
+            ),
         ),
         charts=(
-            Chart("Held-out loss", "step", "nats a byte", tuple(validation_series(key.arm, found) for key, found in arms.items())),
+            Chart(
+                "Held-out loss", "step", "nats a byte", tuple(validation_series(key.arm, found) for key, found in arms.items())
+            ),
             Chart("Entropy over ln n", "step", "entropy / ln n", tuple(entropy.values())),
         ),
         limits=(
             TEXT_LIMIT,
-            "AdamW divides by the size of its gradients, so clipping all of them by one factor changes little there; under SGD it changes more.",
+            (
+                "AdamW divides by the size of its gradients, so clipping all of them by one factor changes little "
+                "there; under SGD it changes more."
+            ),
             "One learning rate for all arms.",
             few_seeds(arms),
         ),
-    )  # fmt: skip
+    )
 
 
 PRESET = Preset(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attemper.lab.comparing import spread
 from attemper.lab.config import RunConfig
@@ -69,9 +69,7 @@ def place(run: RunResult) -> Place:
 def measure(results: Sequence[RunResult], effort: Effort) -> list[Row]:
     """The heads of every model that was trained to the end."""
     examples = 16 if effort == "quick" else 128
-    return [
-        Row(run.id, *figures) for run in results if run.status == "done" for figures in measured_rows(run, examples)
-    ]
+    return [Row(run.id, *figures) for run in results if run.status == "done" for figures in measured_rows(run, examples)]
 
 
 def answer(results: Sequence[RunResult], rows: Sequence[Row] = ()) -> Answer:
@@ -87,7 +85,8 @@ def answer(results: Sequence[RunResult], rows: Sequence[Row] = ()) -> Answer:
     )
     none = versus(arms.get(Place("none"), []), arms.get(Place(USUAL), []), lambda run: _mean(of_run.get(run.id, []), "entropy"))
     sentence = (
-        f"With 1/√d the mean entropy of trained heads is {entropy:.2f} nats of at most {math.log(usual[0].keys) if usual else math.nan:.2f}. "
+        f"With 1/√d the mean entropy of trained heads is {entropy:.2f} nats of at most "
+        f"{math.log(usual[0].keys) if usual else math.nan:.2f}. "
         f"The bound from the spectral norms says at least {from_sigma:.2g} (σ = {sigma:.3g}); that from each row's own norm "
         f"{from_row:.2g}. {below} of all rows fall below the first. Entropy without a scale "
         f"{verdict(none, 'is higher than', 'is lower than')} with 1/√d: the difference is {none}.{losses_told(arms)}"
@@ -104,15 +103,20 @@ def answer(results: Sequence[RunResult], rows: Sequence[Row] = ()) -> Answer:
                 tuple(figure_series(key.arm, found, "normalized_entropy") for key, found in arms.items()),
                 note="Bands are one standard deviation over the seeds.",
             ),
-            Chart("Held-out loss", "step", "nats a byte", tuple(validation_series(key.arm, found) for key, found in arms.items())),
+            Chart(
+                "Held-out loss", "step", "nats a byte", tuple(validation_series(key.arm, found) for key, found in arms.items())
+            ),
         ),
         limits=(
             TEXT_LIMIT,
-            "The theorem holds for any weights: that no row falls below shows that it was computed rightly, not that it predicts anything.",
+            (
+                "The theorem holds for any weights: that no row falls below shows that it was computed rightly, not "
+                "that it predicts anything."
+            ),
             "σReparam itself is not trained here, only the bound that argues for it.",
             few_seeds(arms),
         ),
-    )  # fmt: skip
+    )
 
 
 def _mean(rows: Sequence[Row], name: str) -> float:
@@ -129,7 +133,9 @@ def _table(arms: Mapping[Place, Sequence[RunResult]], of_run: Mapping[str, Seque
         known = [of_run[run.id] for run in found if run.id in of_run]
         means = [spread([_mean(each, name) for each in known]) for name in _NAMES]
         cells = [f"{mean.mean:.3g}" + ("" if math.isnan(mean.sd) else f" ± {mean.sd:.2g}") for mean in means]
-        lines.append((key.arm, *cells, str(sum(row.below for each in known for row in each)), f"{len(found) - len(known)} of {len(found)}"))
+        lines.append(
+            (key.arm, *cells, str(sum(row.below for each in known for row in each)), f"{len(found) - len(known)} of {len(found)}")
+        )
     note = "Means over layers, heads and examples; ± over the seeds. Below: rows whose entropy is below the bound from σ."
     return Table("Entropy and its bounds", ("rule", *_HEADER, "below", "diverged"), tuple(lines), note)
 
@@ -140,8 +146,12 @@ def _heads(arms: Mapping[Place, Sequence[RunResult]], of_run: Mapping[str, Seque
         each = [row for run in found for row in of_run.get(run.id, [])]
         for layer, head in sorted({(row.layer, row.head) for row in each}):
             here = [row for row in each if (row.layer, row.head) == (layer, head)]
-            lines.append((key.arm, str(layer), str(head), *(f"{_mean(here, name):.3g}" for name in ("weights", "inputs", *_NAMES))))
-    return Table("Head by head", ("rule", "layer", "head", "‖W_q·W_kᵀ‖₂", "‖X·Xᵀ‖₂", *_HEADER), tuple(lines), "Means over the seeds.")
+            lines.append(
+                (key.arm, str(layer), str(head), *(f"{_mean(here, name):.3g}" for name in ("weights", "inputs", *_NAMES)))
+            )
+    return Table(
+        "Head by head", ("rule", "layer", "head", "‖W_q·W_kᵀ‖₂", "‖X·Xᵀ‖₂", *_HEADER), tuple(lines), "Means over the seeds."
+    )
 
 
 PRESET = Preset(

@@ -66,9 +66,12 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
     more = spread([excess(longest)(run) for run in usual])
     tests = [versus(found, usual, excess(longest)) for found in (fixed, learned)]
     sentence = (
-        f"Trained at {trained} bytes and tested at {longest}, a decoder with 1/√d changes its loss by {more.mean:+.3f} (± {more.sd:.3f}) "
-        f"nats a byte. With a fixed factor in ln n that change {verdict(tests[0], 'is larger than', 'is smaller than')} with 1/√d: the "
-        f"difference is {tests[0]}. With a learned one it {verdict(tests[1], 'is larger than', 'is smaller than')} with 1/√d: {tests[1]}."
+        f"Trained at {trained} bytes and tested at {longest}, a decoder with 1/√d changes its loss by "
+        f"{more.mean:+.3f} (± {more.sd:.3f}) "
+        "nats a byte. With a fixed factor in ln n that change "
+        f"{verdict(tests[0], 'is larger than', 'is smaller than')} with 1/√d: the "
+        f"difference is {tests[0]}. With a learned one it "
+        f"{verdict(tests[1], 'is larger than', 'is smaller than')} with 1/√d: {tests[1]}."
         f"{losses_told(arms)}"
     )
     return Answer(
@@ -97,11 +100,14 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
         ),
         limits=(
             TEXT_LIMIT,
-            "Without positions: under rotary ones, unseen distances are a second difficulty, which no factor on the logits removes by itself.",
+            (
+                "Without positions: under rotary ones, unseen distances are a second difficulty, which no factor on "
+                "the logits removes by itself."
+            ),
             "A byte's loss depends on near text; a task that asks for one far token would show dilution more.",
             few_seeds(arms),
         ),
-    )  # fmt: skip
+    )
 
 
 def _series(name: str, runs: Sequence[RunResult]) -> Series:

@@ -16,7 +16,7 @@ from attemper.lab.store.results import RunResult
 from attemper.report.sweeps import Answer, Chart, Series, Table
 
 BREAK = 0.1  # nats above the loss at κ = 1: laid down before any run was made
-FACTORS = tuple(2.0**power for power in range(-4, 15))
+FACTORS = tuple(2.0**power for power in range(-2, 13))
 
 
 def _arm(name: str, arithmetic: str, qk_norm: bool) -> Arm:
@@ -86,17 +86,22 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
     usual, normed, half = (arms.get(Place(name), []) for name in (PLAIN, NORM, HALF))
     broken = [run for run in usual if math.isfinite(log_break(run))]
     kappa = 2 ** spread([log_break(run) for run in usual]).mean
-    logit, before = spread([logit_at_break(run) for run in usual]), spread([largest(run) for run in usual if run.status == "done"])
+    logit, before = (
+        spread([logit_at_break(run) for run in usual]),
+        spread([largest(run) for run in usual if run.status == "done"]),
+    )
     norm, sixteen = versus(normed, usual, log_break), versus(half, usual, log_break)
     if broken:
         said = (
-            f"Multiplying the logits of a trained model by κ = {kappa:.1f} (geometric mean of {len(broken)} models) costs it {BREAK:g} "
+            f"Multiplying the logits of a trained model by κ = {kappa:.1f} (geometric mean of {len(broken)} "
+            f"models) costs it {BREAK:g} "
             f"nats a byte; its largest logit is then {logit.mean:.0f} (± {logit.sd:.0f}), and was {before.mean:.1f} before."
         )
     else:
         said = f"No κ up to {max(FACTORS):g} costs a model in float32 {BREAK:g} nats a byte."
     sentence = (
-        f"{said} A model with QK-norm {verdict(norm, 'bears a larger κ than', 'bears a smaller κ than')} one without: the difference "
+        f"{said} A model with QK-norm {verdict(norm, 'bears a larger κ than', 'bears a smaller κ than')} one "
+        "without: the difference "
         f"of log₂ κ is {norm}. In float16 κ {verdict(sixteen, 'is larger than', 'is smaller than')} in float32: {sixteen}."
         f"{losses_told(arms)}"
     )
@@ -118,10 +123,13 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
             TEXT_LIMIT,
             f"What breaks is defined beforehand as {BREAK:g} nats above the loss at κ = 1; another bound gives another κ.",
             "The model was not trained at this κ: one that is may bear more, and its gradients may fail before its loss does.",
-            "A factor on all logits sharpens every row at once; in large models single heads grow, so the 1e4 of Wortsman et al. is not tested by a small κ.",
+            (
+                "A factor on all logits sharpens every row at once; in large models single heads grow, so a small κ "
+                "says nothing on the 1e4 of Wortsman et al."
+            ),
             few_seeds(arms),
         ),
-    )  # fmt: skip
+    )
 
 
 def _series(name: str, runs: Sequence[RunResult]) -> Series:
@@ -150,7 +158,15 @@ def _table(arms: Mapping[Place, Sequence[RunResult]]) -> Table:
                 f"{len(found) - len(alive)} of {len(found)}",
             )
         )
-    header = ("arithmetic", "loss at κ = 1", "largest logit", "κ that breaks it, each seed", "largest logit there", "never", "diverged")
+    header = (
+        "arithmetic",
+        "loss at κ = 1",
+        "largest logit",
+        "κ that breaks it, each seed",
+        "largest logit there",
+        "never",
+        "diverged",
+    )
     return Table("Where the loss breaks", header, tuple(rows), f"Broken: more than {BREAK:g} nats above the loss at κ = 1.")
 
 

@@ -100,17 +100,23 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
                 "Final loss",
                 tuple(names),
                 tuple(f"{rate:g}" for rate in RATES),
-                tuple(tuple(spread([each[rate] for each in losses[name].values() if rate in each]).mean for rate in RATES) for name in names),
+                tuple(
+                    tuple(spread([each[rate] for each in losses[name].values() if rate in each]).mean for rate in RATES)
+                    for name in names
+                ),
                 "nats a byte",
                 "min(loss, initial loss), mean over the seeds.",
             ),
         ),
         limits=(
             TEXT_LIMIT,
-            "The metric averages over the rates that were tried: another grid gives another number. It is low as well for a rule that is bad at every rate, so the best loss stands beside it.",
+            (
+                "The metric averages over the rates that were tried: another grid gives another number. It is low as "
+                "well for a rule that is bad at every rate, so the best loss stands beside it."
+            ),
             "AdamW with a warm-up and a cosine; the metric's authors train far longer, where slow instabilities show.",
         ),
-    )  # fmt: skip
+    )
 
 
 def _against(one: Mapping[int, float], two: Mapping[int, float]) -> Paired:
@@ -136,11 +142,19 @@ def _table(names: Sequence[str], losses: Any, scores: Any, tests: Mapping[str, P
         total = sum(len(found) for key, found in arms.items() if key.arm == name)
         test = (*cells_of(tests[name]), number(raised[name])) if name in tests else ("",) * 4
         rows.append(
-            (name, str(spread(list(scores[name].values()))), *test, f"{best:g}", str(means.get(best, "")), f"{diverged} of {total}")
+            (
+                name,
+                str(spread(list(scores[name].values()))),
+                *test,
+                f"{best:g}",
+                str(means.get(best, "")),
+                f"{diverged} of {total}",
+            )
         )
     header = ("rule", "sensitivity, nats", "minus 1/√d", "95 % interval", "p", "p, Holm", "best rate", "loss there", "diverged")
     note = (
-        "Sensitivity: mean over the rates of min(loss, loss before the first step), minus the lowest (Wortsman et al. 2023), seed by "
+        "Sensitivity: mean over the rates of min(loss, loss before the first step), minus the lowest (Wortsman "
+        "et al. 2023), seed by "
         "seed. What diverged counts as the loss before the first step. p is that of a paired t test over the seeds."
     )
     return Table("Sensitivity to the learning rate", header, tuple(rows), note)

@@ -31,8 +31,9 @@ class Preset:
     """One question.
 
     Attributes:
-        name: as typed. question: in a sentence. sources: papers whose claim it tests, with their arXiv numbers.
-        runs: the configurations for an effort: "quick" takes minutes on two cores, "full" up to hours.
+        name: as typed. question: in a sentence. sources: whose claim it tests, as "Wortsman et al. 2023, arXiv 2309.14322".
+        runs: the configurations for an effort: "quick" takes minutes on two cores, "full" up to
+            hours.
         answer: what the results say. It gets the runs that ended, in the order of `runs`, and the rows of `further`, none without
             it; it must not claim more than they hold.
         further: what is measured when the trainings are over.

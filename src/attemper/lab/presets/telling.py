@@ -1,4 +1,4 @@
-"""How presets say what they found: tests beside every difference, diverged and missing runs in words, few seeds for what they are."""
+"""How presets say what they found: a test beside every difference, and in words what diverged, what is missing, how few seeds."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def losses_told(arms: Mapping[Any, Runs]) -> str:
     gone = [(key, sum(run.status == "diverged" for run in runs), len(runs)) for key, runs in arms.items()]
     gone = [each for each in gone if each[1]]
     if gone:
-        named = ", ".join(f"{label(key)} {lost} of {count}" for key, lost, count in gone[:6])
-        more = f" and {len(gone) - 6} more arms (see the table)" if len(gone) > 6 else ""
+        named = "; ".join(f"{label(key)}: {lost} of {count}" for key, lost, count in gone[:6])
+        more = f"; and {len(gone) - 6} more arms, see the table" if len(gone) > 6 else ""
         parts.append(f"Diverged, and thus in no mean and no test: {named}{more}.")
     seeds = {key: {run.config.seed for run in runs} for key, runs in arms.items()}
     every = set().union(*seeds.values()) if seeds else set()
@@ -52,7 +52,7 @@ def losses_told(arms: Mapping[Any, Runs]) -> str:
 
 def label(key: Any) -> str:
     """An arm in words: its parts side by side."""
-    return " ".join(str(part) for part in key) if isinstance(key, tuple) else str(key)
+    return ", ".join(str(part) for part in key) if isinstance(key, tuple) else str(key)
 
 
 def few_seeds(arms: Mapping[Any, Runs]) -> str:
@@ -62,7 +62,8 @@ def few_seeds(arms: Mapping[Any, Runs]) -> str:
         return f"{count} seed: no test is possible, and none is made."
     floor = 0.5 ** (count - 1)  # every difference of one sign
     return (
-        f"{count} seeds: the paired t test takes the differences as normal and sees large gaps alone; a rank test, which does not, "
+        f"{count} seeds: the paired t test takes the differences as normal and sees large gaps alone; a rank "
+        "test, which does not, "
         f"could not fall below p = {floor:.2g}."
     )
 
@@ -95,7 +96,8 @@ def compared_table(
         rows.append((*map(str, key), str(spread([value(run) for run in runs])), *cells, f"{diverged} of {len(runs)}"))
     header = (*names, what, f"minus {against}", "95 % interval", "p", "p, Holm", "pairs", "diverged")
     reading = (
-        "Mean ± standard deviation over the seeds. The difference is taken seed by seed: the same seed draws the same examples, and "
+        "Mean ± standard deviation over the seeds. The difference is taken seed by seed: the same seed draws the "
+        "same examples, and "
         "where the shapes are equal the same weights. p is that of a paired t test; Holm's counts in how many tests there are."
     )
     return Table(title, header, tuple(rows), f"{reading} {note}".strip())

@@ -50,7 +50,7 @@ def place(run: RunResult) -> Place:
 
 
 def best_rates(arms: Mapping[Place, Sequence[RunResult]], arm: str, width: int) -> dict[int, float]:
-    """log₂ of the best learning rate of each seed: the lowest point of a parabola through the best on the grid and its neighbours.
+    """log₂ of the best learning rate of each seed: where a parabola through the best on the grid and its neighbours is lowest.
 
     Trainings that diverged are no candidates; at an end of the grid the best is that end.
     """
@@ -90,10 +90,14 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
     usual, mup = drift(arms, USUAL), drift(arms, MUP)
     seeds = sorted(usual.keys() & mup.keys())
     test = paired([abs(mup[seed]) for seed in seeds], [abs(usual[seed]) for seed in seeds])
-    against: dict[str, Paired] = {name: paired(list(each.values()), [0.0] * len(each)) for name, each in ((USUAL, usual), (MUP, mup))}
+    against: dict[str, Paired] = {
+        name: paired(list(each.values()), [0.0] * len(each)) for name, each in ((USUAL, usual), (MUP, mup))
+    }
     sentence = (
-        f"From width {widths[0]} to {widths[-1]} the best learning rate moves by {against[USUAL]} powers of two under 1/√d and by "
-        f"{against[MUP]} under 1/d. The size of the move under 1/d {verdict(test, 'is larger than', 'is smaller than')} under 1/√d: "
+        f"From width {widths[0]} to {widths[-1]} the best learning rate moves by {against[USUAL]} powers of two "
+        "under 1/√d and by "
+        f"{against[MUP]} under 1/d. The size of the move under 1/d "
+        f"{verdict(test, 'is larger than', 'is smaller than')} under 1/√d: "
         f"the difference is {test}.{losses_told(arms)}"
     )
     rates = sorted({key.rate for key in arms})
@@ -124,11 +128,17 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
         ),
         limits=(
             TEXT_LIMIT,
-            f"Widths from {widths[0]} to {widths[-1]} and rates {rates[1] / rates[0]:g} times apart: a move of less than that is read off a parabola. At the ends of the grid it is bounded by them.",
-            f"Both rules start alike at width {BASE}, and training is short; 1/d is argued for q and k that have aligned, which takes time.",
+            (
+                f"Widths from {widths[0]} to {widths[-1]} and rates {rates[1] / rates[0]:g} times apart: a move of "
+                "less than that is read off a parabola. At the ends of the grid it is bounded by them."
+            ),
+            (
+                f"Both rules start alike at width {BASE}, and training is short; 1/d is argued for q and k that have "
+                "aligned, which takes time."
+            ),
             few_seeds(arms),
         ),
-    )  # fmt: skip
+    )
 
 
 def _losses_at(arms: Mapping[Place, Sequence[RunResult]], arm: str, width: int) -> dict[float, list[float]]:

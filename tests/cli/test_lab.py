@@ -53,7 +53,9 @@ def test_a_sweep_runs_and_runs_again_without_work(config: Path, sweep: Path, cap
 
 
 def test_progress_without_a_terminal_is_a_line_a_run(config: Path, tmp_path: Path, capsys: Capture) -> None:
-    assert main(["lab", "run", str(config), "--out", str(tmp_path / "s"), "--seeds", "1", "--html", str(tmp_path / "p.html")]) == 0
+    assert (
+        main(["lab", "run", str(config), "--out", str(tmp_path / "s"), "--seeds", "1", "--html", str(tmp_path / "p.html")]) == 0
+    )
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(":")[0] for line in lines[:-1]] == ["run 1 of 2", "run 2 of 2"]
     assert lines[-1].endswith(f"2 of them trained now; page in {tmp_path}/p.html")
@@ -94,9 +96,12 @@ def test_compare_names_what_tells_two_sweeps_apart(config: Path, sweep: Path, tm
     [
         (["run", "convergense"], "convergense: neither a preset nor a file; expected one of convergence, "),
         (["run", "CONFIG", "--quick"], "--quick: got beside a file; expected a preset"),
-        (["run", "CONFIG", "--set", "model.rule=x"], 'model.rule: got "x"; expected \'none\', '),
+        (["run", "CONFIG", "--set", "model.rule=x"], "model.rule: got \"x\"; expected 'none', "),
         (["run", "CONFIG", "--set", "rule=none"], 'rule: got "none"; expected a field that there is: task, '),
-        (["run", "CONFIG", "--out", "SWEEP", "--set", "steps=8"], "which holds another sweep (mine, 4 runs, by: attemper lab run "),
+        (
+            ["run", "CONFIG", "--out", "SWEEP", "--set", "steps=8"],
+            "which holds another sweep (mine, 4 runs, by: attemper lab ",
+        ),
         (["run", "CONFIG", "--out", "CONFIG"], "mine.toml, which holds something else; expected a new folder"),
         (["run", "CONFIG", "--out", "/proc/nothing"], "/proc/nothing (No such file or directory); expected a folder that can be"),
         (["run", "CONFIG", "--ray", "local", "--jobs", "2", "--out", "SWEEP"], "--jobs: got 2; expected nothing beside --ray"),
@@ -107,7 +112,9 @@ def test_compare_names_what_tells_two_sweeps_apart(config: Path, sweep: Path, tm
         (["run"], "Missing argument"),
     ],
 )
-def test_what_is_wrong_is_one_line(words: list[str], said: str, config: Path, sweep: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_what_is_wrong_is_one_line(
+    words: list[str], said: str, config: Path, sweep: Path, tmp_path: Path, capsys: Capture
+) -> None:
     places = {"CONFIG": str(config), "SWEEP": str(sweep), "FOLDER": str(tmp_path)}
     assert main(["lab", *(places.get(word, word) for word in words)]) == 2
     out, err = capsys.readouterr()
@@ -118,12 +125,14 @@ def test_what_is_wrong_is_one_line(words: list[str], said: str, config: Path, sw
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_ctrl_c_ends_in_one_line_and_the_sweep_goes_on(jobs: str, config: Path, sweep: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_ctrl_c_ends_in_one_line_and_the_sweep_goes_on(
+    jobs: str, config: Path, sweep: Path, tmp_path: Path, capsys: Capture
+) -> None:
     folder = tmp_path / "sweep"
     long = ["--set", "steps=4000", "--set", "evaluate_every=4000"]
     child = subprocess.Popen(
         [sys.executable, "-m", "attemper", "lab", "run", str(config), "--out", str(folder), "--jobs", jobs, *long],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=hear_ctrl_c, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=hear_ctrl_c, start_new_session=True,  # noqa: PLW1509 - no thread of these tests runs meanwhile
     )  # fmt: skip
     until = time.monotonic() + 60
     while not list(folder.glob("runs/*/config.json")) and time.monotonic() < until:

@@ -15,7 +15,7 @@ BEGIN, END = "<!-- fields: begin, compared with attemper.lab.config by the tests
 def kinds(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
-    if get_origin(annotation) in (types.UnionType,) or str(get_origin(annotation)) == "typing.Union":
+    if get_origin(annotation) is types.UnionType or str(get_origin(annotation)) == "typing.Union":
         return " or ".join(kinds(part) for part in get_args(annotation))
     if get_origin(annotation) is tuple:
         return "a list of numbers"

@@ -7,7 +7,6 @@ from pathlib import Path
 from attemper.errors import LoadError
 from attemper.lab.comparing import spread
 from attemper.lab.further import further_rows
-from attemper.lab.further import further_rows
 from attemper.lab.presets import NAMES, preset
 from attemper.lab.store.results import RunResult
 from attemper.lab.sweep import read, results

@@ -136,9 +136,9 @@ def _costs_table(rows: Sequence[Cost]) -> Table:
         for row in rows
     )
     note = (
-        "One layer, forwards and backwards, with its projections of q and k; the median of rounds in which the "
-        "kinds take turns. MiB: "
-        "how far the process's resident size rose; 0 where what it held already was enough. Left out: what would hold more than 2 GiB."
+        "One layer, forwards and backwards, with its projections of q and k; the median of rounds in which the kinds take turns. "
+        "MiB: how far the process's resident size rose; 0 where what it held already was enough. Left out: what would hold more "
+        "than 2 GiB."
     )
     return Table("What it costs", ("attention", "n", "d", "ms", "MiB"), lines, note)
 

@@ -73,7 +73,7 @@ def text_base(effort: Effort, *, quick_steps: int, full_steps: int, **model: Any
     steps = quick_steps if quick else full_steps
     return RunConfig(
         task=Task(name="text", length=32 if quick else 64),
-        model=Model(**({"layers": 2, "heads": 2, "width": 64, "head_dim": 64} | model)),
+        model=Model.model_validate({"layers": 2, "heads": 2, "width": 64, "head_dim": 64} | model),
         optimiser=Optimiser(learning_rate=3e-3, warmup=10 if quick else 20),
         steps=steps,
         batch=16,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -120,7 +120,7 @@ class _Head:
         self.logits = factor * (x[:, -1:] @ self.weights @ x.transpose(1, 2))[:, 0]
 
 
-def _bounds(head: _Head) -> tuple[int, float, float, float, float, float, float, float, int]:
+def _bounds(head: _Head) -> tuple[Any, ...]:
     keys = head.x.shape[1]
     weights = torch.linalg.matrix_norm(head.weights, 2)
     inputs = torch.linalg.matrix_norm(head.x, 2) ** 2

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from attemper.lab.comparing import spread
 from attemper.lab.config import Model, Optimiser, RunConfig, Task
-from attemper.lab.presets.arms import RULES, USUAL, arm_of
+from attemper.lab.presets.arms import RULES, USUAL, Arm, arm_of
 from attemper.lab.presets.grouping import figure_series, first, grouped, validation_series
 from attemper.lab.presets.preset import Effort, Preset
 from attemper.lab.presets.telling import compared_table, few_seeds, losses_told, signed, verdict, versus
@@ -36,7 +36,8 @@ FULL = Size((16, 64, 128, 256, 512), 5, 400, 16, 64, 10)
 def runs(effort: Effort) -> list[RunConfig]:
     """Six rules where q and k start with unit variance; two of them also from PyTorch's own start."""
     size = QUICK if effort == "quick" else FULL
-    wanted = [("unit", arm) for arm in RULES] + [("torch", arm) for arm in SHORT]
+    wanted: list[tuple[Literal["unit", "torch"], Arm]] = [("unit", arm) for arm in RULES]
+    wanted += [("torch", arm) for arm in SHORT]
     return [
         arm.over(
             RunConfig(
@@ -74,7 +75,7 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
     arms = grouped(results, place)
     arms = {key: arms[key] for key in sorted(arms, key=lambda key: (key.init != "unit", key.width))}
     widest = max(key.width for key in arms)
-    gap = versus(*(arms.get(Place("unit", widest, name), []) for name in ("none", USUAL)))
+    gap = versus(arms.get(Place("unit", widest, "none"), []), arms.get(Place("unit", widest, USUAL), []))
     start = {name: _first(arms, Place("unit", widest, name)) for name in ("none", USUAL, "1/d")}
     none, usual, inverse = (start[name] for name in ("none", USUAL, "1/d"))
     sentence = (
@@ -100,10 +101,7 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
         ),
         charts=_charts(arms, widest),
         limits=(
-            (
-                "One small decoder on one text of 130 thousand bytes, trained briefly: it says how training begins, "
-                "not where it ends."
-            ),
+            "One small decoder on one text, trained briefly: it says how training begins, not where it ends.",
             "One learning rate for all arms; that an arm would do better at another is a question of its own (lr-sensitivity).",
             few_seeds(arms),
             "Wider heads have more parameters, so losses are compared within a width, not between widths.",

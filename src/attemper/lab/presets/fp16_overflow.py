@@ -190,7 +190,10 @@ def _chart(rows: Sequence[Rounding]) -> Chart:
 PRESET = Preset(
     "fp16-overflow",
     "Where does attention in 16 bits break, and which remedy mends it?",
-    ("Micikevicius et al. 2017, arXiv 1710.03740 (loss scaling)", "Milakov and Gimelshein 2018, arXiv 1805.02867 (the subtracted maximum)"),
+    (
+        "Micikevicius et al. 2017, arXiv 1710.03740 (loss scaling)",
+        "Milakov and Gimelshein 2018, arXiv 1805.02867 (the subtracted maximum)",
+    ),
     runs,
     answer,
     Further(Rounding, measure),

@@ -28,6 +28,7 @@ from attemper.capture.functional import crosses
 from attemper.capture.recorder import Recorder
 from attemper.capture.using import Kept, Use, use
 from attemper.errors import ArgumentError, UnsupportedError
+from attemper.monitor.forward_pass import ForwardPass
 from attemper.monitor.hooks import Hook
 from attemper.monitor.watching import innermost, matching
 from attemper.nn.penalties import CountedRows, check_floor, counted, entropy_floor_of, z_loss_of
@@ -83,9 +84,9 @@ class Penalties:
         self._layers = matching(self._model, layers)
         self._rows: list[CountedRows] = []
         self._before = 0  # how many of them are of passes before the one that runs
-        self._handled: BaseException | None = None  # what was being handled as it began
-        self._forward: contextlib.ExitStack | None = None
-        self._recorder: Recorder | None = None
+        self._pass: ForwardPass | None = None
+        self._recorder: Recorder | None = None  # of the pass that runs, as are these
+        self._hooks = contextlib.ExitStack()
         self._stack = contextlib.ExitStack()
         if Use.of(self._model) is None:
             self._stack.enter_context(use(self._model))
@@ -102,7 +103,7 @@ class Penalties:
         Raises:
             UnsupportedError: no attention of attemper ran in training since; the message says what ran instead.
         """
-        if self._forward is not None and not _running(self._model):
+        if self._pass is not None and self._pass.over():
             self._drop()  # a KeyboardInterrupt left it open
         rows = self._rows
         self.forget()
@@ -144,8 +145,8 @@ class Penalties:
         """Forward pre-hook of the model."""
         if torch.compiler.is_compiling():
             return
-        if self._forward is not None:
-            if _running(module) > 1:
+        if self._pass is not None:
+            if not self._pass.over():  # it calls itself
                 return
             self._drop()  # as above
         if not module.training:
@@ -154,18 +155,17 @@ class Penalties:
             return
         if is_compiled(module):
             raise UnsupportedError(_COMPILED)
-        self._before, self._handled = len(self._rows), sys.exc_info()[1]
+        self._before, self._pass = len(self._rows), ForwardPass()
         self._recorder = Recorder(module, lambda call: None, follow_projections=False)
         self._recorder.enter(module, args)
-        self._forward = contextlib.ExitStack()
-        self._forward.callback(register_module_forward_pre_hook(self._recorder.enter).remove)
-        self._forward.callback(register_module_forward_hook(self._recorder.leave, always_call=True).remove)
+        self._hooks.callback(register_module_forward_pre_hook(self._recorder.enter).remove)
+        self._hooks.callback(register_module_forward_hook(self._recorder.leave, always_call=True).remove)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the model, called after exceptions too."""
-        if self._forward is None or self._recorder is None or not self._recorder.listening or _running(module) > 1:
+        if torch.compiler.is_compiling() or self._pass is None or not self._pass.ends():
             return
-        if sys.exc_info()[1] is not self._handled:
+        if self._pass.raised():
             self._drop()
         self._close()
 
@@ -175,9 +175,8 @@ class Penalties:
         self._close()
 
     def _close(self) -> None:
-        if self._forward is not None:
-            self._forward.close()
-        self._forward = self._recorder = self._handled = None
+        self._hooks.close()
+        self._pass = self._recorder = None
 
     def _hear(self, problem: Problem, rows: RowStats | None) -> None:
         recorder = self._recorder
@@ -233,15 +232,6 @@ def _query_mask(problem: Problem, recorder: Recorder) -> Tensor | None:
     )
     mask = call.query_mask()
     return None if mask is None else problem.restore(mask)
-
-
-def _running(module: nn.Module) -> int:
-    """How many calls of this module are running, one inside the other."""
-    calls, frame = 0, sys._getframe(1)
-    while frame is not None:
-        calls += frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals.get("self") is module
-        frame = frame.f_back
-    return calls
 
 
 def _in_reentrant_checkpoint() -> bool:

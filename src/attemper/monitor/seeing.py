@@ -9,7 +9,6 @@ What it must hold:
 
 import contextlib
 import sys
-import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from attemper.capture.traced import Seen, install, may_be_traced
 from attemper.capture.using.attend import MARK
 from attemper.errors import UnsupportedError
 from attemper.monitor import stance
+from attemper.monitor.forward_pass import ForwardPass
 from attemper.monitor.hooks import Hook
 
 _BUSY = (
@@ -37,25 +37,11 @@ class _Kind(NamedTuple):
     self_attention: bool
 
 
-class _Pass:
-    """A forward pass that is being captured.
+class _Captured(NamedTuple):
+    """A forward pass that runs, and its capture."""
 
-    Args:
-        capture: of it. frame: which runs as long as it does: a keyboard interrupt passes by the hooks that would end it.
-        handling: the exception that was being handled as it began, if any.
-    """
-
-    def __init__(self, capture: Capture, frame: types.FrameType, handling: BaseException | None) -> None:
-        self.capture, self.frame, self.handling = capture, frame, handling
-        self.inside = 0  # how many calls of the model by itself run
-
-    def interrupted(self) -> bool:
-        """Whether it is over."""
-        try:
-            self.frame.clear()
-        except RuntimeError:  # a frame that runs cannot be cleared
-            return False
-        return True
+    forward: ForwardPass
+    capture: Capture
 
 
 class Seeing:
@@ -79,7 +65,7 @@ class Seeing:
         self._first: dict[str, list[_Kind]] | None = {}  # the calls of the first forward pass, while it runs
         self._traced: dict[str, Seen] | None = None
         self._forced = False  # whether no graph runs now
-        self._pass: _Pass | None = None
+        self._pass: _Captured | None = None
         self._stack = contextlib.ExitStack()
         self._stack.callback(install())
         self._stack.callback(stance.ask, self, False)
@@ -105,8 +91,7 @@ class Seeing:
         """Forward pre-hook of the model."""
         if torch.compiler.is_compiling():
             return
-        if self._pass is not None and not self._pass.interrupted():
-            self._pass.inside += 1  # it calls itself
+        if self._pass is not None and not self._pass.forward.over():  # it calls itself
             return
         self._break_off()
         repeated = torch._C._current_graph_task_id() != -1
@@ -116,22 +101,20 @@ class Seeing:
         if torch._C._are_functorch_transforms_active():
             self.remarks[""] = _TRANSFORMED
             return
+        forward = ForwardPass()
         seen = capture(module, self._observe, with_rows=self._in_use, account=self._first is not None)
         try:
             seen.__enter__()
         except UnsupportedError:
             self.remarks[""] = _BUSY
             return
-        self._pass = _Pass(seen, sys._getframe(2), sys.exc_info()[1])
+        self._pass = _Captured(forward, seen)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the model, called after exceptions too."""
-        if torch.compiler.is_compiling() or self._pass is None:
+        if torch.compiler.is_compiling() or self._pass is None or not self._pass.forward.ends():
             return
-        if self._pass.inside:
-            self._pass.inside -= 1
-            return
-        if sys.exc_info()[1] is not self._pass.handling:  # it raised
+        if self._pass.forward.raised():
             self._break_off()
             return
         seen, self._pass = self._pass.capture, None

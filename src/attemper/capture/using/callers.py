@@ -11,7 +11,6 @@ What it must hold:
 
 import inspect
 import sys
-import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from attemper.capture.eager import looks_like_logits, softmax_arguments
 from attemper.capture.functional import SDPA, SDPA_ARGUMENTS
+from attemper.capture.running import Running
 from attemper.capture.using.notes import Notes
 from attemper.errors import ArgumentError
 from attemper.ops import attention
@@ -32,7 +32,7 @@ _OWN_CODE = "it computes its attention in its own code: a softmax over logits ra
 HOW = "calls of scaled_dot_product_attention, redirected while it runs"
 
 
-class _Running(NamedTuple):
+class _Entered(NamedTuple):
     """A module that runs, and how autograd stood when it began."""
 
     caller: "Caller"
@@ -45,22 +45,16 @@ class Redirect(TorchFunctionMode):
 
     Args:
         running: the modules that run, the outermost first.
-        begun: the frame that called the outermost. A keyboard interrupt passes by the hooks that would leave the mode.
+        outermost: the call of the outermost. A keyboard interrupt passes by the hooks that would leave the mode.
     """
 
-    def __init__(self, running: list[_Running], begun: types.FrameType | None = None) -> None:
+    def __init__(self, running: list[_Entered], outermost: Running | None = None) -> None:
         super().__init__()
-        self.running, self.begun = running, begun
+        self.running, self.outermost = running, outermost
 
     def interrupted(self) -> bool:
         """Whether the outermost module is running no more."""
-        if self.begun is None:
-            return False
-        try:
-            self.begun.clear()
-        except RuntimeError:  # a frame that runs cannot be cleared
-            return False
-        return True
+        return self.outermost is not None and self.outermost.over()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -84,7 +78,7 @@ class Caller:
     def __init__(self, name: str, module: nn.Module, notes: Notes) -> None:
         self.name, self.module, self.notes = name, module, notes
         notes.watched.add(name)
-        self.traced = Redirect([_Running(self, None, True)])  # torch.compile traces a mode that is there, not one being made
+        self.traced = Redirect([_Entered(self, None, True)])  # torch.compile traces a mode that is there, not one being made
         self.handles = (
             module.register_forward_pre_hook(self.enter, prepend=True),
             module.register_forward_hook(self.leave, always_call=True),
@@ -102,12 +96,12 @@ class Caller:
             self.traced.__enter__()
             return
         self.notes.ran[self.name] += 1
-        running = _Running(self, _top_saved_tensors_default_hooks(True), torch.is_grad_enabled())
+        running = _Entered(self, _top_saved_tensors_default_hooks(True), torch.is_grad_enabled())
         top = _get_current_function_mode()
         if not isinstance(top, Redirect):
-            Redirect([running], sys._getframe(1)).__enter__()
+            Redirect([running], Running(sys._getframe(1))).__enter__()
         elif top.interrupted():
-            top.running[:], top.begun = [running], sys._getframe(1)
+            top.running[:], top.outermost = [running], Running(sys._getframe(1))
         else:
             top.running.append(running)
 
@@ -163,7 +157,7 @@ def _text_of(name: str) -> str:
     return _texts[name]
 
 
-def _redirect(running: _Running, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _redirect(running: _Entered, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     notes, name = running.caller.notes, running.caller.name
     given = dict(zip(SDPA_ARGUMENTS, args, strict=False)) | kwargs
     reason = _reason(given) or _recomputed_elsewhere(running, given)
@@ -211,7 +205,7 @@ def _reason(given: dict[str, Any]) -> str | None:
     return None
 
 
-def _recomputed_elsewhere(running: _Running, given: dict[str, Any]) -> str | None:
+def _recomputed_elsewhere(running: _Entered, given: dict[str, Any]) -> str | None:
     """A function, not a module, that activation checkpointing runs again does so where no hook sees it.
 
     Then the second run would be torch's: autograd would find other tensors than it saved, or dropout other numbers.

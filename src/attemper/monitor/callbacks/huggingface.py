@@ -11,10 +11,7 @@ from typing import Any, Self
 import torch
 
 from attemper.errors import MissingExtraError, UnsupportedError
-from attemper.monitor.callbacks.session import Session, Severity
-from attemper.monitor.clipping import QKClip
-from attemper.monitor.records import Alarm
-from attemper.monitor.watching import Watch
+from attemper.monitor.callbacks.session import HasSession, Session, Severity
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -24,7 +21,7 @@ except ImportError as error:
 _FILE = "attemper.pt"  # in the folder of a checkpoint
 
 
-class AttemperCallback(TrainerCallback):
+class AttemperCallback(HasSession, TrainerCallback):
     """Watch the model that a Trainer trains.
 
         trainer = Trainer(model, args, train_dataset=data, callbacks=[AttemperCallback(every=10, trackers="parquet:runs/a")])
@@ -56,21 +53,6 @@ class AttemperCallback(TrainerCallback):
         self._joined: weakref.WeakSet[Trainer] = weakref.WeakSet()
         self._resumed: Path | None = None
         self._unlogged: dict[str, float] = {}
-
-    @property
-    def watch(self) -> Watch | None:
-        """Of the training that runs, or that ran last."""
-        return self._session.watch
-
-    @property
-    def clip(self) -> QKClip | None:
-        """Of the training that runs, or that ran last."""
-        return self._session.clip
-
-    @property
-    def alarm(self) -> Alarm | None:
-        """Which stopped the training."""
-        return self._session.alarm
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The Trainer has been made."""

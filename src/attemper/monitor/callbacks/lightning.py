@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from attemper.errors import MissingExtraError, UnsupportedError
-from attemper.monitor.callbacks.session import Session, Severity
-from attemper.monitor.clipping import QKClip
-from attemper.monitor.records import Alarm
-from attemper.monitor.watching import Watch
+from attemper.monitor.callbacks.session import HasSession, Session, Severity
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningModule, Trainer
@@ -33,7 +30,7 @@ else:
     Callback = _callback()
 
 
-class AttemperCallback(Callback):
+class AttemperCallback(HasSession, Callback):
     """Watch the module that a Trainer trains.
 
         trainer = Trainer(max_epochs=3, callbacks=[AttemperCallback(every=10, trackers="parquet:runs/a")])
@@ -67,21 +64,6 @@ class AttemperCallback(Callback):
         self._steps = 0
         self._stepped = 0  # the Trainer's global_step at the last of them
         self._undo = contextlib.ExitStack()
-
-    @property
-    def watch(self) -> Watch | None:
-        """Of the training that runs, or that ran last."""
-        return self._session.watch
-
-    @property
-    def clip(self) -> QKClip | None:
-        """Of the training that runs, or that ran last."""
-        return self._session.clip
-
-    @property
-    def alarm(self) -> Alarm | None:
-        """Which stopped the training."""
-        return self._session.alarm
 
     def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Watch the module; validation has been checked before this."""

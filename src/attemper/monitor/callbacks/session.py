@@ -112,3 +112,24 @@ class Session:
 
     def _kept(self) -> dict[str, QKClip | Watch]:
         return {name: each for name, each in (("clip", self.clip), ("watch", self.watch)) if each is not None}
+
+
+class HasSession:
+    """What a callback tells of the session that it holds."""
+
+    _session: Session
+
+    @property
+    def watch(self) -> Watch | None:
+        """Of the training that runs, or that ran last."""
+        return self._session.watch
+
+    @property
+    def clip(self) -> QKClip | None:
+        """Of the training that runs, or that ran last."""
+        return self._session.clip
+
+    @property
+    def alarm(self) -> Alarm | None:
+        """Which stopped the training."""
+        return self._session.alarm

@@ -1,7 +1,9 @@
 """Several processes on this machine, joined by gloo, that run cases together; each case is then one test.
 
 A module of cases has functions that begin with `case_`; each takes nothing, runs on every process alike, and raises where
-something is wrong. They share one start, since loading torch takes longer than all of them.
+something is wrong. They share one start, since loading torch takes longer than all of them. A module of tests runs them by
+
+    test_on_four_processes = on_processes(cases, world=4)
 """
 
 import importlib
@@ -12,11 +14,26 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 from tests.running import ROOT
+
+
+def on_processes(cases: ModuleType, world: int, seconds: float = 300.0) -> Callable[[str], None]:
+    """A test for each case of a module; all run as the first one is asked for."""
+    outcomes = cache(lambda: run_cases(cases, world, seconds))
+
+    @pytest.mark.parametrize("case", names_of(cases))
+    def test(case: str) -> None:
+        assert not outcomes()[case], outcomes()[case]
+
+    return test
 
 
 def names_of(cases: ModuleType) -> list[str]:

@@ -1,16 +1,6 @@
 """QKClip and Penalties on several processes."""
 
-import pytest
-
 from tests.monitor import control_cases
-from tests.processes import names_of, run_cases
+from tests.processes import on_processes
 
-
-@pytest.fixture(scope="module")
-def found() -> dict[str, str]:
-    return run_cases(control_cases, 2, 200.0)
-
-
-@pytest.mark.parametrize("case", names_of(control_cases))
-def test_on_two_processes(found: dict[str, str], case: str) -> None:
-    assert not found[case], found[case]
+test_on_two_processes = on_processes(control_cases, 2)

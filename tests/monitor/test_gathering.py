@@ -7,18 +7,9 @@ from torch import nn
 from attemper.monitor.gathering import gather, gather_maxima
 from attemper.monitor.layout import Plan
 from tests.monitor import gathering_cases as cases
-from tests.processes import names_of, run_cases
+from tests.processes import on_processes
 
-
-@pytest.fixture(scope="module")
-def outcomes() -> dict[str, str]:
-    return run_cases(cases, world=4, seconds=300)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", names_of(cases))
-def test_on_four_processes(outcomes: dict[str, str], name: str) -> None:
-    assert not outcomes[name], outcomes[name]
+test_on_four_processes = pytest.mark.slow(on_processes(cases, 4))
 
 
 def test_alone_it_is_a_copy_to_the_host() -> None:

@@ -11,19 +11,10 @@ from attemper.nn import ring_attention, ring_shard
 from attemper.nn.sequence_parts import Run, runs
 from tests.attention_cases import tensors
 from tests.nn import ring_cases as cases
-from tests.processes import names_of, run_cases
+from tests.processes import on_processes
 from tests.running import run
 
-
-@pytest.fixture(scope="module")
-def outcomes() -> dict[str, str]:
-    return run_cases(cases, world=4, seconds=300)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", names_of(cases))
-def test_on_four_processes(outcomes: dict[str, str], name: str) -> None:
-    assert not outcomes[name], outcomes[name]
+test_on_four_processes = pytest.mark.slow(on_processes(cases, 4))
 
 
 def test_alone_it_is_attention() -> None:

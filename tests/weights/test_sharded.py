@@ -1,16 +1,6 @@
 """Weights that lie in shards on several processes."""
 
-import pytest
-
-from tests.processes import names_of, run_cases
+from tests.processes import on_processes
 from tests.weights import sharded_cases
 
-
-@pytest.fixture(scope="module")
-def found() -> dict[str, str]:
-    return run_cases(sharded_cases, 2, 200.0)
-
-
-@pytest.mark.parametrize("case", names_of(sharded_cases))
-def test_on_two_processes(found: dict[str, str], case: str) -> None:
-    assert not found[case], found[case]
+test_on_two_processes = on_processes(sharded_cases, 2)

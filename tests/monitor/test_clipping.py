@@ -334,8 +334,31 @@ def test_counts_are_saved_and_go_on() -> None:
     other = QKClip(nn.ModuleDict({"one": nn.MultiheadAttention(21, 3)}), watch=Given({}))
     with pytest.raises(ArgumentError, match=r"state: got \[2\] for 'one'; expected counts of \[3\] there"):
         other.load_state_dict(state)
-    with pytest.raises(ArgumentError, match=r"state: got nothing for 'one'"):
-        other.load_state_dict({})
+
+
+COUNTS = {"one": torch.tensor([1, 0])}
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ([], "state: got a list; expected the dict that QKClip.state_dict gave: total, smallest, nonfinite"),
+        (None, "state: got a NoneType"),
+        ({}, "state: got nothing for 'total', 'smallest', 'nonfinite'"),
+        ({"total": COUNTS, "nonfinite": {"one": 0}}, "state: got nothing for 'smallest'"),
+        ({"total": [1], "smallest": 1.0, "nonfinite": {"one": 0}}, r"state\['total'\]: got \[1\]; expected Tensor of each layer"),
+        ({"total": {"one": [1, 0]}, "smallest": 1.0, "nonfinite": {"one": 0}}, r"state\['total'\]: got \[1, 0\]"),
+        ({"total": COUNTS, "smallest": "1", "nonfinite": {"one": 0}}, r"state\['smallest'\]: got '1'; expected a number"),
+        ({"total": COUNTS, "smallest": 1.0, "nonfinite": {"one": "0"}}, r"state\['nonfinite'\]: got '0'; expected int of each"),
+        ({"total": COUNTS, "smallest": 1.0, "nonfinite": ["one"]}, r"state\['nonfinite'\]: got \['one'\]"),
+    ],
+)
+def test_counts_of_something_else_are_refused(state: Any, words: str) -> None:
+    clip = QKClip(nn.ModuleDict({"one": nn.MultiheadAttention(22, 2)}), watch=Given({}))
+    before = clip.state_dict()
+    with pytest.raises(ArgumentError, match=words):
+        clip.load_state_dict(state)
+    assert repr(clip.state_dict()) == repr(before)
 
 
 def _saved(state: dict[str, Any]) -> Any:

@@ -182,11 +182,12 @@ class QKClip:
         """Go on counting from what `state_dict` gave.
 
         Raises:
-            ArgumentError: it is of a model with other layers or heads. Nothing was changed then.
+            ArgumentError: it is not what `state_dict` gives, or of a model with other layers or heads. Nothing was changed then.
         """
+        _check_state(state)
         shapes = {name: list(counts.shape) for name, counts in self.total.items()}
-        given = {name: list(counts.shape) for name, counts in state.get("total", {}).items()}
-        if given != shapes or set(state.get("nonfinite", ())) != set(shapes):
+        given = {name: list(counts.shape) for name, counts in state["total"].items()}
+        if given != shapes or set(state["nonfinite"]) != set(shapes):
             wrong = next((name for name in {**shapes, **given} if given.get(name) != shapes.get(name)), "nonfinite")
             expected = f"counts of {shapes.get(wrong, 'no such layer')} there, from a QKClip of the same model"
             raise ArgumentError("state", f"{given.get(wrong, 'nothing')} for {wrong!r}", expected)
@@ -260,6 +261,22 @@ class QKClip:
 def _check_watch(watch: Maxima) -> None:
     if isinstance(watch, Watch) and Watch.of(watch._model) is not watch:
         raise UnsupportedError("watch: it was removed, and measures nothing more; make a QKClip of one that lasts as long as it")
+
+
+def _check_state(state: object) -> None:
+    """Refuse what `state_dict` never gives, whatever the model."""
+    expected = "the dict that QKClip.state_dict gave: total, smallest, nonfinite"
+    if not isinstance(state, Mapping):
+        raise ArgumentError("state", f"a {type(state).__name__}", expected)
+    if missing := [name for name in ("total", "smallest", "nonfinite") if name not in state]:
+        raise ArgumentError("state", f"nothing for {', '.join(map(repr, missing))}", expected)
+    for name, kind in (("total", Tensor), ("nonfinite", int)):
+        parts = state[name]
+        wrong = [parts] if not isinstance(parts, Mapping) else [part for part in parts.values() if not isinstance(part, kind)]
+        if wrong:
+            raise ArgumentError(f"state[{name!r}]", repr(wrong[0])[:80], f"{kind.__name__} of each layer, as in {expected}")
+    if not isinstance(state["smallest"], int | float):
+        raise ArgumentError("state['smallest']", repr(state["smallest"])[:80], f"a number, as in {expected}")
 
 
 def _watch_of(model: nn.Module) -> tuple[Maxima, Any]:

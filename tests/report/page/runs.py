@@ -7,7 +7,11 @@ import math
 import zlib
 from typing import Any
 
+import torch
+
+from attemper.monitor import LayerRecord
 from attemper.report.runs import RunView
+from attemper.stats import HeadStats, RowStats
 from tests.monitor.runs import INFO, alarm, run_of
 from tests.monitor.series import layer, record
 from tests.report.page import pages
@@ -54,6 +58,16 @@ def broken() -> RunView:
     )
     told = (alarm(7, layer="gone"), alarm(7, head=99), alarm(7, head=None), alarm(7, layer="layers.2.attention", head=0))
     return RunView.of(run_of([dataclasses.replace(made, alarms=told)]))
+
+
+def nothing_but_nan() -> RunView:
+    """Two steps; in the last one the second head has not one logit that is a number."""
+    logits = torch.zeros(1, 2, 7, 11, dtype=torch.float64)
+    made = [record(0, layer((3.0, 4.0)))]
+    logits[0, 1] = math.nan
+    stats = HeadStats.from_rows(RowStats.from_logits(logits))
+    made.append(record(1, LayerRecord("layers.0.attention", 0, stats, torch.tensor([3.0, -math.inf], dtype=torch.float64))))
+    return RunView.of(run_of(made))
 
 
 def unpacked(text: str) -> Any:

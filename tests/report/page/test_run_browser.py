@@ -105,6 +105,14 @@ def test_an_alarm_leads_to_its_head(opened) -> None:
     assert shown.text("#head-title") == "Head 1"
 
 
+def test_a_head_of_nothing_but_nan_says_so(opened) -> None:
+    shown = opened(runs.nothing_but_nan(), fragment="#head-0-1")
+    expect(shown.page.locator("#head-title")).to_have_text("Head 1")
+    drawn(shown)
+    assert figures(shown)["max_logit"] == figures(shown)["max_scaled_product"] == "nan"
+    assert figures(shown)["gain"] == "—"
+
+
 def test_light_and_dark(opened) -> None:
     shown = opened(runs.view(), theme="dark")
     picture = "document.querySelector('#curves canvas').toDataURL()"

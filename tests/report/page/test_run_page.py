@@ -1,6 +1,7 @@
 """The page of a run: what it holds, that nothing extreme is lost, and how large it gets."""
 
 import copy
+import dataclasses
 import json
 import math
 import re
@@ -79,6 +80,22 @@ def test_the_data_are_the_runs() -> None:
     assert runs.unpacked(heads_data(view.layers[1], Thinning.of(len(view.steps), 512)))["gain"][2] == pytest.approx(
         view.layers[1].figures["gain"][:, 2].tolist(), rel=6e-3
     )
+
+
+def test_a_largest_logit_of_nothing_but_nan_is_nan_and_not_harmless() -> None:
+    view = runs.nothing_but_nan()
+    assert view.layers[0].all_nan().tolist() == [[False, False], [False, True]]
+    curves = runs.unpacked(heads_data(view.layers[0], Thinning.of(2, 16)))
+    values = run_data(view, ["0"])["layers"][0]["values"]
+    for key in ("max_scaled_product", "max_logit"):
+        assert values[key][1] == curves[key][1][1] == "nan"
+        assert isinstance(values[key][0], int)
+    assert values["gain"][1] is None
+    both = dataclasses.replace(
+        view.layers[0], figures={name: each[:, 1:] for name, each in view.layers[0].figures.items()}, heads=1
+    )
+    assert runs.unpacked(layers_data(dataclasses.replace(view, layers=(both,))))["max_logit"][0][1] == "nan"
+    assert runs.unpacked(layers_data(view))["max_logit"][0][1] == 0
 
 
 class Words(HTMLParser):

@@ -7,9 +7,10 @@ order in which they came, at two places within the bucket that all curves share.
 import base64
 import json
 import math
+import sys
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from attemper.report.runs.view import LayerCurves, RunView
 _LAYER_NUMBERS, _HEAD_NUMBERS = 60_000, 240_000  # how many a page may hold, of all figures
 _MOST, _FEWEST = 512, 16  # points of one curve
 _DIGITS = 3  # of a curve: a thousandth of its height is less than a pixel
+_NAN = -sys.float_info.max  # a largest number where all are NaN, until it is written: as low as the −inf that it was
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def run_data(view: RunView, labels: Sequence[str]) -> dict[str, Any]:
     Args:
         labels: a short name for each layer.
     """
-    layers = view.layers
+    layers = [_with_nan(each) for each in view.layers]
     fine, coarse = layer_thinning(view), head_thinning(view)
     return {
         "figures": [{name: getattr(shown, name) for name in ("key", "label", "definition", "form")} for shown in FIGURES],
@@ -131,13 +133,24 @@ def head_thinning(view: RunView) -> Thinning:
 def layers_data(view: RunView) -> str:
     """For each figure a curve for each layer, that of its worst head: JSON, deflated, in base 64."""
     thinning = layer_thinning(view)
-    worst = {shown.key: torch.stack([each.worst(shown.key)[0] for each in view.layers], 1) for shown in FIGURES}
+    layers = [_with_nan(each) for each in view.layers]
+    worst = {shown.key: torch.stack([each.worst(shown.key)[0] for each in layers], 1) for shown in FIGURES}
     return _packed({key: _columns(thinning.apply(values)) for key, values in worst.items()})
 
 
 def heads_data(layer: LayerCurves, thinning: Thinning) -> str:
     """The curves of one layer's heads, for each figure a list for each head, packed in the same way."""
-    return _packed({shown.key: _columns(thinning.apply(layer.figures[shown.key])) for shown in FIGURES})
+    figures = _with_nan(layer).figures
+    return _packed({shown.key: _columns(thinning.apply(figures[shown.key])) for shown in FIGURES})
+
+
+def _with_nan(layer: LayerCurves) -> LayerCurves:
+    """The same, where the largest of NaN alone is told from the largest of nothing."""
+    largest = {
+        name: torch.where(layer.all_nan() & (layer.figures[name] == -math.inf), _NAN, layer.figures[name])
+        for name in ("max_scaled_product", "max_logit")
+    }
+    return replace(layer, figures=layer.figures | largest)
 
 
 def _packed(curves: dict[str, list[list[Any]]]) -> str:
@@ -171,13 +184,15 @@ def _columns(values: Tensor) -> list[list[Any]]:
 
 
 def _numbers(values: Tensor, digits: int = _DIGITS) -> list[Any]:
-    """Rounded to what is shown; "inf" and "-inf" as strings, no number as null."""
+    """Rounded to what is shown; "inf", "-inf" and "nan" as strings, no number as null."""
     return [_short(value, digits) for value in values.tolist()]
 
 
 def _short(value: float, digits: int) -> Any:
     if math.isnan(value):
         return None
+    if value == _NAN:
+        return "nan"
     if math.isinf(value):
         return str(value)
     short = float(f"{value:.{digits}g}")

@@ -192,8 +192,8 @@ def _size(value: float, layer: LayerCurves) -> str:
 
 
 def _all_nan(layer: LayerCurves) -> bool:
-    """Whether the last step had rows and not one logit that is a number: the largest of none is −inf, which reads as harmless."""
-    return _last(layer.worst("max_logit")[0]) == -math.inf and _last(layer.worst("nonfinite_rows")[0]) > 0
+    """Whether no head has a logit that is a number in the last step."""
+    return _last(layer.worst("max_logit")[0]) == -math.inf and bool(layer.all_nan()[-1].any())
 
 
 def _last(values: Tensor) -> float:

@@ -45,6 +45,12 @@ class LayerCurves:
         found, heads = ordered.max(-1)
         return torch.where(values.isnan().all(-1), math.nan, sign * found), heads
 
+    def all_nan(self) -> Tensor:
+        """bool [steps, heads]: there were rows, and not one logit that is a number. The largest of none is −inf, which reads as
+        harmless.
+        """
+        return (self.figures["max_logit"] == -math.inf) & (self.figures["nonfinite_rows"] > 0)
+
     def mean(self, figure: str) -> Tensor:
         """Mean over the heads that have a number, [steps]."""
         return self.figures[figure].nanmean(-1)

@@ -1,7 +1,8 @@
-// Numbers as the text report writes them. JSON has no infinities: they come as "inf" and "-inf", and null is no number.
-const known = (value) => value !== null && value !== undefined;
+// Numbers as the text report writes them. JSON has no infinities: they come as "inf" and "-inf". Null is
+// nothing measured; "nan" is measured, and no number.
+const known = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 
-const finite = (value) => (value === "inf" ? Infinity : value === "-inf" ? -Infinity : value);
+const finite = (value) => ({ inf: Infinity, "-inf": -Infinity, nan: NaN }[value] ?? value);
 
 const written = {
   number: (value) => (Number.isFinite(value) ? String(Number(value.toPrecision(5))) : value > 0 ? "inf" : "-inf"),
@@ -11,7 +12,7 @@ const written = {
   count: (value) => String(value).replace(/\B(?=(\d{3})+$)/g, ","), // the browser's own takes 30 ms to wake up
 };
 
-const write = (value, form) => (known(value) ? written[form](finite(value)).replace("-", "−") : "—");
+const write = (value, form) => (value === "nan" ? value : known(value) ? written[form](finite(value)).replace("-", "−") : "—");
 
 const element = (name, text = "", classes = "") => {
   const made = document.createElement(name);

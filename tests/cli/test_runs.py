@@ -169,3 +169,19 @@ def test_it_follows_a_run_until_it_is_interrupted(run: Path) -> None:
         assert live.process.wait(20) == 130
     finally:
         live.close()
+
+
+@pytest.mark.slow
+def test_it_ends_with_one_line_when_the_run_is_gone(run: Path) -> None:
+    live = Live(str(run), "--interval", "0.05")
+    try:
+        live.wait(lambda text: "4 (5 logged steps since 0)" in text)
+        run.unlink()
+        live.wait(lambda text: "\x1b[?1049l" in text and text.endswith("\n"))
+        assert live.process.wait(20) == 2
+        _, said = live.text.split("\x1b[?1049l")
+        assert f"attemper: {run}: nothing is there; expected the file of JSONLines" in said
+        assert "Traceback" not in live.text
+        assert said.count("\n") == 1
+    finally:
+        live.close()

@@ -9,6 +9,7 @@ from attemper.monitor.trackers import json_lines, parquet_folder
 
 __all__ = ["Run", "read_run"]
 
+_EXPECTED = "the file of JSONLines or the folder of Parquet"
 _TEXT, _WHOLE, _NUMBER, _NONE = frozenset({str}), frozenset({int}), frozenset({float, int}), frozenset({type(None)})
 _WORDS = {str: "text", int: "a whole number", float: "a number", type(None): "nothing"}
 _SEVERITIES = ("error", "warning", "info")
@@ -39,9 +40,12 @@ def read_run(path: "str | os.PathLike[str]", after: int | None = None, last: int
     path = Path(path)
     if last is not None and last < 1:
         raise ArgumentError("last", last, "a number of steps, from 1")
-    if not path.exists():
-        raise LoadError(f"{path}: nothing is there; expected the file of JSONLines or the folder of Parquet")
-    run = parquet_folder.read(path, after, last) if path.is_dir() else json_lines.read(path, after, last)
+    try:
+        if not path.exists():
+            raise LoadError(f"{path}: nothing is there; expected {_EXPECTED}")
+        run = parquet_folder.read(path, after, last) if path.is_dir() else json_lines.read(path, after, last)
+    except OSError as error:
+        raise LoadError(f"{path}: {error.strerror or type(error).__name__}; expected {_EXPECTED}") from error
     try:
         _check(run)
     except ValueError as error:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from attemper.errors import ArgumentError, LoadError
 from attemper.monitor.records import COLUMNS, FIGURES, NORMS, LayerRecord, Run, RunInfo, StepRecord
 from attemper.monitor.trackers.locking import Lock
+from attemper.monitor.trackers.places import writable
 from attemper.monitor.trackers.rows import alarm_from, fields_of, info_from, number_from
 from attemper.stats.numbers import to_json
 
@@ -34,7 +35,8 @@ class JSONLines:
 
     Raises:
         ArgumentError: by `begin`, if something is there and `resume` is not set, if what is there is a run of another model, or
-            if another tracker or process is writing it. A run without any step, left by a start that failed, is written over.
+            if another tracker or process is writing it, or nothing can be written there. A run without any step, left by a start
+            that failed, is written over.
         LoadError: by `begin`, if what is there is no run.
     """
 
@@ -46,10 +48,10 @@ class JSONLines:
 
     def begin(self, run: RunInfo) -> None:
         """Write the first line, or find the end of the run that is there."""
-        if self.path.is_dir():
-            raise ArgumentError("path", f"a folder, {self.path}", "the name of a file")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
+        with writable("path", self.path), ExitStack() as stack:
+            if self.path.is_dir():
+                raise ArgumentError("path", f"a folder, {self.path}", "the name of a file")
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             stream = stack.enter_context(self.path.open("ab"))
             lock = Lock("path", self.path)
             stack.callback(lock.release)
@@ -115,12 +117,8 @@ def check_same_model(present: RunInfo, run: RunInfo, path: Path) -> None:
 
 def read(path: Path, after: int | None = None, last: int | None = None) -> Run:
     """The run in that file; see `read_run`."""
-    try:
-        with path.open("rb") as stream:
-            info = _info(path, stream)
-            return _assemble(path, info, _steps(path, stream), after, last)
-    except OSError as error:
-        raise LoadError(f"{path}: {error.strerror or type(error).__name__}; expected {_EXPECTED}") from error
+    with path.open("rb") as stream:
+        return _assemble(path, _info(path, stream), _steps(path, stream), after, last)
 
 
 def _layer(record: LayerRecord) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 import posixpath
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from attemper.errors import MissingExtraError
+from attemper.errors import ArgumentError, MissingExtraError
 from attemper.monitor.records import RunInfo, StepRecord
 from attemper.monitor.trackers.rows import fields_of
 from attemper.monitor.trackers.summary import Summary, text_of
@@ -29,6 +30,7 @@ class MLflow:
         most: scalars of one step; see `Summary`.
 
     Raises:
+        ArgumentError: by `begin`, if MLflow cannot log there, or has no such run.
         MissingExtraError: by `begin`, without mlflow or mlflow-skinny.
     """
 
@@ -54,20 +56,17 @@ class MLflow:
             import mlflow
         except ImportError as error:
             raise MissingExtraError("mlflow-skinny", "mlflow", "log to MLflow") from error
-        self._client = mlflow.MlflowClient(self.uri)
-        present = self.run_id
-        if present is None and self.uri is None and (active := mlflow.active_run()) is not None:
-            present = active.info.run_id
-        self._own = present is None
-        if present is None:
-            experiment = self._client.get_experiment_by_name(self.experiment)
-            number = experiment.experiment_id if experiment else self._client.create_experiment(self.experiment)
-            present = self._client.create_run(number, run_name=self.name).info.run_id
-        self._run = present
-        if not self._own:
-            self._alarms = self._alarms_present()
-        for name, value in fields_of(run).items():
-            self._client.set_tag(self._run, f"attemper.{name}", value)
+        try:
+            self._begin(mlflow, run)
+        except (mlflow.MlflowException, OSError, ValueError) as error:
+            words = " ".join(str(error).split()) or type(error).__name__
+            if self.run_id is not None and getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
+                raise ArgumentError(
+                    "run_id", f"{self.run_id!r} ({words})", "the id of a run that is at that uri, or None"
+                ) from error
+            given = f"{self.uri!r}, where MLflow cannot log ({words})"
+            expected = "a server that answers, such as http://127.0.0.1:5000, or a store that this installation of MLflow can use"
+            raise ArgumentError("uri", given, expected) from error
 
     def log(self, record: StepRecord) -> None:
         """Log the scalars of the step, and write the alarms."""
@@ -85,6 +84,22 @@ class MLflow:
         """End the run, if it was started here."""
         if self._own:
             self._client.set_terminated(self._run)
+
+    def _begin(self, mlflow: ModuleType, run: RunInfo) -> None:
+        self._client = mlflow.MlflowClient(self.uri)
+        present = self.run_id
+        if present is None and self.uri is None and (active := mlflow.active_run()) is not None:
+            present = active.info.run_id
+        self._own = present is None
+        if present is None:
+            experiment = self._client.get_experiment_by_name(self.experiment)
+            number = experiment.experiment_id if experiment else self._client.create_experiment(self.experiment)
+            present = self._client.create_run(number, run_name=self.name).info.run_id
+        self._run = present
+        if not self._own:
+            self._alarms = self._alarms_present()
+        for name, value in fields_of(run).items():
+            self._client.set_tag(self._run, f"attemper.{name}", value)
 
     def _alarms_present(self) -> list[str]:
         """The lines that are there: an artifact is written whole, so that they would be lost to the next alarm."""

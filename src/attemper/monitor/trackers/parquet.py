@@ -31,6 +31,7 @@ from attemper.monitor.trackers.parquet_folder import (
     write_table,
     write_whole,
 )
+from attemper.monitor.trackers.places import make_folder
 from attemper.monitor.trackers.rows import fields_of, rows_of
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class Parquet:
 
     Raises:
         ArgumentError: by `begin`, if something is there and `resume` is not set, if what is there is a run of another model, or
-            if another tracker or process is writing it. A run without any step, left by a start that failed, is written over.
+            if another tracker or process is writing it, or nothing can be written there. A run without any step, left by a start
+            that failed, is written over.
         LoadError: by `begin`, if what is there is no run.
         MissingExtraError: by `begin`, without pyarrow.
     """
@@ -65,9 +67,7 @@ class Parquet:
     def begin(self, run: RunInfo) -> None:
         """Make the folder, or find the end of the run that is there."""
         arrow = pyarrow_here()
-        if self.folder.exists() and not self.folder.is_dir():
-            raise ArgumentError("folder", f"a file, {self.folder}", "a folder, or a name that is not taken")
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder("folder", self.folder)
         lock = Lock("folder", self.folder)
         try:
             self._check_present(run)

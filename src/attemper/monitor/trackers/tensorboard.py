@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from attemper.errors import ArgumentError, MissingExtraError
 from attemper.monitor.records import RunInfo, StepRecord
 from attemper.monitor.trackers.heatmap import heatmap
+from attemper.monitor.trackers.places import make_folder
 from attemper.monitor.trackers.rows import fields_of
 from attemper.monitor.trackers.summary import SCALARS, Summary, text_of
 
@@ -25,7 +26,7 @@ class TensorBoard:
         resume: go on with the run that is there. TensorBoard then hides what was logged from the first new step on.
 
     Raises:
-        ArgumentError: by `begin`, if event files are there already and `resume` is not set.
+        ArgumentError: by `begin`, if event files are there already and `resume` is not set, or nothing can be written there.
         MissingExtraError: by `begin`, without tensorboard.
     """
 
@@ -47,12 +48,10 @@ class TensorBoard:
             import torch.utils.tensorboard  # noqa: F401
         except ImportError as error:
             raise MissingExtraError("tensorboard", "tensorboard", "write runs for TensorBoard") from error
-        if self.folder.exists() and not self.folder.is_dir():
-            raise ArgumentError("folder", f"a file, {self.folder}", "a folder, or a name that is not taken")
+        make_folder("folder", self.folder)
         if not self.resume and any(self.folder.glob("*tfevents*")):
             given = f"{self.folder}, where event files are already"
             raise ArgumentError("folder", given, "a folder without them, or resume=True to go on with that run")
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._info = run
 
     def log(self, record: StepRecord) -> None:

@@ -111,6 +111,8 @@ def test_a_head_of_nothing_but_nan_says_so(opened) -> None:
     drawn(shown)
     assert figures(shown)["max_logit"] == figures(shown)["max_scaled_product"] == "nan"
     assert figures(shown)["gain"] == "—"
+    ends = shown.page.locator("#head-curves").get_attribute("aria-label") or ""
+    assert ends.endswith("over steps 0 to 1; at the end from 3 (head 0) to 3 (head 0)")
 
 
 def test_light_and_dark(opened) -> None:

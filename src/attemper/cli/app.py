@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from attemper.cli import COULD_NOT_RUN, INTERRUPTED, check, compare, fix, info, lab, report, rule, top
+from attemper.cli import COULD_NOT_RUN, INTERRUPTED, check, compare, explain, fix, info, lab, report, rule, top
 from attemper.cli.output import close_stdout, say
 from attemper.errors import AttemperError
 from attemper.report.names import safe
@@ -32,6 +32,7 @@ app.command("fix", short_help="Do what check proposes to a copy of the weights."
 app.command("top", short_help="Show a training run that attemper.watch writes, live in the terminal.")(top.command)
 app.command("report", short_help="Summarise a training run that attemper.watch wrote, as a table or a page.")(report.command)
 app.add_typer(lab.app, name="lab", short_help="Train small transformers that differ in one thing, and compare them.")
+app.command("explain", short_help="Explain why attention is scaled, with figures measured now.")(explain.command)
 app.command("rule", short_help="Explain a code such as ATT101, or list all of them.")(rule.command)
 app.command("info", short_help="Print versions, kernels and extras, for a bug report.")(info.command)
 

@@ -20,6 +20,11 @@ _INKS = {
     "light": {"ink": "#1d1b20", "muted": "#625f69", "rule": "#dedbd5", "surface": "#ffffff", "bar": "#8a4a63"},
     "dark": {"ink": "#ece9ee", "muted": "#a5a1ac", "rule": "#3a3740", "surface": "#1c1b20", "bar": "#d98a7c"},
 }
+# A few lines side by side; they differ in lightness and are dashed differently too.
+_LINES = {
+    "light": ("#8a2b52", "#b5651d", "#2f5f98", "#1d1b20"),
+    "dark": ("#e9a3c3", "#eea76a", "#93bdf2", "#ece9ee"),
+}
 LABEL_WIDTH = 150  # pixels that a layer's name may take beside the map
 _FONT = "ui-sans-serif, system-ui, sans-serif"
 
@@ -85,7 +90,7 @@ def heat_map() -> dict[str, Any]:
         .add_params(*_signals(labels=[], layers=1, heads=1, step=16, **_INKS["light"]))
         .properties(width=alt.Step(16), height=alt.Step(16))
     )
-    compiled = _compiled(chart)
+    compiled = compiled(chart)
     for mark in compiled["marks"]:
         if mark["type"] == "rect":  # an expression for each of 12 800 cells otherwise, with the same result
             mark["encode"]["update"] |= {"width": {"scale": "x", "band": 1}, "height": {"scale": "y", "band": 1}}
@@ -120,7 +125,7 @@ def histogram(kind: str) -> dict[str, Any]:
         .add_params(*_signals(**_INKS["light"]))
         .properties(width=240, height=64)
     )
-    return _compiled(chart)
+    return compiled(chart)
 
 
 @functools.cache
@@ -165,7 +170,7 @@ def curves(kind: str) -> dict[str, Any]:
         .add_params(*_signals(count=1, **_INKS["light"]))
         .properties(width=600, height=260)
     )
-    return _compiled(chart)
+    return compiled(chart)
 
 
 def _signals(**values: Any) -> "list[alt.Parameter]":
@@ -174,7 +179,8 @@ def _signals(**values: Any) -> "list[alt.Parameter]":
     return [alt.param(name=name, value=value) for name, value in values.items()]
 
 
-def _compiled(chart: "alt.TopLevelMixin") -> dict[str, Any]:
+def compiled(chart: "alt.TopLevelMixin") -> dict[str, Any]:
+    """The chart as Vega, without a look of its own."""
     import vl_convert
 
     # Altair's own look would stand in the chart; the page's theme decides. A canvas speaks to no screen reader, and Vega would
@@ -186,17 +192,17 @@ def _compiled(chart: "alt.TopLevelMixin") -> dict[str, Any]:
 
 def theme_config(theme: str) -> dict[str, Any]:
     """Vega's `config` for the light or the dark page."""
-    return _config(RAMPS[theme], _INKS[theme])
+    return _config(RAMPS[theme], _INKS[theme], _LINES[theme])
 
 
-def _config(ramp: tuple[str, ...], inks: dict[str, str]) -> dict[str, Any]:
+def _config(ramp: tuple[str, ...], inks: dict[str, str], inks_of_lines: tuple[str, ...]) -> dict[str, Any]:
     muted, rule = inks["muted"], inks["rule"]
     small = {"labelColor": muted, "titleColor": muted, "titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 11}
     fonts = {"labelFont": _FONT, "titleFont": _FONT}
     return {
         "background": None,
         "padding": 2,
-        "range": {"heatmap": list(ramp)},
+        "range": {"heatmap": list(ramp), "category": list(inks_of_lines)},
         "axis": small | fonts | {"gridColor": rule, "domainColor": rule, "tickColor": rule},
         "legend": small | fonts,
     }

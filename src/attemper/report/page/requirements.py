@@ -4,7 +4,7 @@ import importlib.util
 
 from attemper.errors import MissingExtraError
 
-_PACKAGES = {"jinja2": "jinja2", "altair": "altair", "vl_convert": "vl-convert-python"}
+_PACKAGES = {"jinja2": "jinja2", "altair": "altair", "markdown_it": "markdown-it-py", "vl_convert": "vl-convert-python"}
 
 
 def require_page() -> None:

@@ -9,7 +9,7 @@
   const apply = (theme) => {
     root.dataset.theme = theme;
     const button = document.getElementById("theme");
-    if (button) button.textContent = theme === "dark" ? "Light" : "Dark";
+    if (button) button.textContent = theme === "dark" ? button.dataset.light : button.dataset.dark;
     dispatchEvent(new CustomEvent("themechange"));
   };
   apply(store.get() ?? (system.matches ? "dark" : "light"));
@@ -17,8 +17,7 @@
   addEventListener("DOMContentLoaded", () => {
     const button = document.getElementById("theme");
     button.hidden = false;
-    button.textContent = root.dataset.theme === "dark" ? "Light" : "Dark";
-    button.setAttribute("aria-label", "switch between light and dark");
+    button.textContent = root.dataset.theme === "dark" ? button.dataset.light : button.dataset.dark;
     button.addEventListener("click", () => {
       const theme = root.dataset.theme === "dark" ? "light" : "dark";
       store.set(theme);

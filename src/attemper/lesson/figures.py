@@ -1,0 +1,116 @@
+"""`Figure`: a measured number with its uncertainty, and how one is made of several seeds.
+
+The uncertainty is what a second measurement with other seeds may differ by: six standard errors of the mean, since the difference
+of two means has √2 standard errors, and four of those leave one false alarm in some thousands.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_STANDARD_ERRORS = 6.0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of the page.
+
+    Attributes:
+        value: the number; margin: how far another measurement may lie from it, in the same unit, 0 where it is exact.
+        form: the format in which it is written.
+    """
+
+    value: float
+    margin: float
+    form: str = ".3g"
+
+    def __str__(self) -> str:
+        return written(self.value, self.form)
+
+    def with_margin(self) -> str:
+        """The number and its uncertainty."""
+        return f"{self} ± {written(self.margin, '.1g')}" if self.margin else str(self)
+
+
+def written(value: float, form: str) -> str:
+    """A number for the page: a true minus sign, a power of ten in full."""
+    text = format(value, form)
+    mantissa, mark, exponent = text.partition("e")
+    if mark:
+        raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+        text = f"{mantissa}·10{raised}"
+    return text.replace("-", "−")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a topic's picture; series: the key by which the texts name its line."""
+
+    x: float
+    y: float
+    series: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a topic's measurement gives: its figures, a field each, and the points of its picture."""
+
+    points: tuple[Point, ...]
+
+    def figures(self) -> dict[str, Figure]:
+        """The figures by name."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in fields.items() if isinstance(value, Figure)}
+
+
+def exact(value: float, form: str = ".3g") -> Figure:
+    """A number that no seed changes."""
+    return Figure(float(value), 0.0, form)
+
+
+def declared(value: float, margin: float, form: str = ".3g") -> Figure:
+    """A number whose uncertainty is not that of a mean; where it is called says why it is what it is."""
+    return Figure(float(value), float(margin), form)
+
+
+def estimated(samples: Sequence[float], form: str = ".3g", floor: float = 0.0) -> Figure:
+    """The mean over seeds.
+
+    Args:
+        samples: one number a seed, two at least. floor: the least margin, where the seeds agree to the last digit.
+    """
+    error = statistics.stdev(samples) / math.sqrt(len(samples))
+    return Figure(statistics.fmean(samples), max(_STANDARD_ERRORS * error, floor), form)
+
+
+def over_seeds(one: Callable[[int], Mapping[str, float]], seed: int, repeats: int) -> dict[str, list[float]]:
+    """What `one` gives for each of `repeats` seeds, by name. Torch's own generator is put back afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        runs = [_seeded(one, 1_000 * seed + number) for number in range(repeats)]
+    return {name: [run[name] for run in runs] for name in runs[0]}
+
+
+def _seeded(one: Callable[[int], Mapping[str, float]], seed: int) -> Mapping[str, float]:
+    torch.manual_seed(seed)
+    return one(seed)
+
+
+def estimates(samples: Mapping[str, Sequence[float]], **forms: str) -> dict[str, Any]:
+    """Each named figure as `estimated` makes it, in the form given for it."""
+    return {name: estimated(samples[name], form) for name, form in forms.items()}
+
+
+def averaged(samples: Mapping[str, Sequence[float]], series: Mapping[str, str], xs: Sequence[float]) -> tuple[Point, ...]:
+    """Points of a picture: the mean over seeds.
+
+    Args:
+        series: by each line's key, the name of its samples with {} where x stands. xs: the places along the line.
+    """
+    return tuple(
+        Point(float(x), statistics.fmean(samples[name.format(x)]), key) for key, name in series.items() for x in xs
+    )

@@ -1,0 +1,122 @@
+"""A head that learns to look a token up: how q and k align, the entropy falls and the logits grow, with QK-clip and without."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from attemper.lesson.figures import Figure, Measured, averaged, estimates, exact, over_seeds
+from attemper.ops import attention
+from attemper.ops.attention import row_stats
+from attemper.scales import InverseSqrt
+
+_TOKENS, _WIDTH, _BATCH = 16, 32, 32
+_STEPS, _EVERY = 300, 20
+_THRESHOLD = 20.0  # low, so that a small head reaches it; Kimi K2 has 100
+_NOISE = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DuringTraining(Measured):
+    """Figures: cosine of a query and its key, entropy, largest logit, loss, before and after; the same with QK-clip; an offset."""
+
+    cosine_before: Figure
+    cosine_after: Figure
+    entropy_before: Figure
+    entropy_after: Figure
+    largest_before: Figure
+    largest_after: Figure
+    largest_clipped: Figure
+    threshold: Figure
+    error_after: Figure
+    error_clipped: Figure
+    offset_max: Figure
+    offset_centred: Figure
+    offset_entropy: Figure
+
+
+def measure(seed: int) -> DuringTraining:
+    """Measure with random numbers of this seed."""
+    samples = over_seeds(_once, seed, 6)
+    points = averaged(samples, {"plain": "plain_{}", "clipped": "clipped_{}"}, range(0, _STEPS + 1, _EVERY))
+    figures = estimates(
+        samples,
+        cosine_before=".2f",
+        cosine_after=".2f",
+        entropy_before=".2f",
+        entropy_after=".3f",
+        largest_before=".1f",
+        largest_after=".0f",
+        largest_clipped=".1f",
+        error_after=".3f",
+        error_clipped=".3f",
+        offset_max=".0f",
+        offset_centred=".1f",
+        offset_entropy=".2f",
+    )
+    return DuringTraining(points=points, threshold=exact(_THRESHOLD, ".0f"), **figures)
+
+
+class _Head(nn.Module):
+    """One head, over tokens and noisy copies of them in another order: each copy is to find its token's value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(_WIDTH, _WIDTH) * _WIDTH**-0.5)
+        self.key = nn.Parameter(torch.randn(_WIDTH, _WIDTH) * _WIDTH**-0.5)
+
+    def operands(self, tokens: torch.Tensor, copies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (copies @ self.query).unsqueeze(1), (tokens @ self.key).unsqueeze(1)
+
+
+def _drawn() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    tokens, noise, values = torch.randn(3, _BATCH, _TOKENS, _WIDTH)
+    return tokens, tokens + _NOISE * noise, values
+
+
+def _once(seed: int) -> dict[str, float]:
+    found = {}
+    for name, threshold in (("plain", None), ("clipped", _THRESHOLD)):
+        torch.manual_seed(seed)
+        found |= _trained(name, threshold)
+    # Keys with one large part in common: every logit of a row rises by the same amount.
+    query, key = torch.randn(2, 1, 256, 64)
+    common = query.mean(dim=1, keepdim=True) + torch.nn.functional.one_hot(torch.tensor(0), 64) * 40.0
+    query = query + torch.nn.functional.one_hot(torch.tensor(0), 64) * 60.0
+    rows = row_stats(query, key * (torch.arange(64) > 0) + common)
+    found["offset_max"] = rows.max.mean().item()
+    found["offset_centred"] = rows.centred_max().mean().item()
+    found["offset_entropy"] = rows.normalized_entropy().mean().item()
+    return found
+
+
+def _trained(name: str, threshold: float | None) -> dict[str, float]:
+    head = _Head()
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.02)
+    found = {}
+    for step in range(_STEPS + 1):
+        tokens, copies, values = _drawn()
+        query, key = head.operands(tokens, copies)
+        output, rows = attention(query, key, values.unsqueeze(1), scale=InverseSqrt(), return_stats=True)
+        loss = (output.squeeze(1) - values).square().mean()
+        largest = rows.max.max().item()
+        if step % _EVERY == 0:
+            found[f"{name}_{step}"] = largest
+        if name == "plain" and step in (0, _STEPS):
+            moment = "before" if step == 0 else "after"
+            found[f"cosine_{moment}"] = torch.cosine_similarity(query, key, dim=-1).mean().item()
+            found[f"entropy_{moment}"] = rows.normalized_entropy().mean().item()
+            found[f"largest_{moment}"] = largest
+        if step == _STEPS:
+            found["error_after" if threshold is None else "error_clipped"] = loss.item()
+            found["largest_clipped"] = largest
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if threshold is not None and largest > threshold:
+            with torch.no_grad():  # Kimi K2's rule: γ = τ / max, its root on each side
+                root = (threshold / largest) ** 0.5
+                head.query.mul_(root)
+                head.key.mul_(root)
+    return found

@@ -71,7 +71,9 @@ def test_commands_in_the_documents_exist() -> None:
             assert not option.startswith("-") or option in text, f"{path}: attemper {verb} --help does not know {option}"
 
 
-@pytest.mark.parametrize(("verb", "page"), [("check", "check"), ("compare", "compare"), ("top", "runs"), ("report", "runs")])
+@pytest.mark.parametrize(
+    ("verb", "page"), [("check", "check"), ("compare", "compare"), ("explain", "explain"), ("top", "runs"), ("report", "runs")]
+)
 def test_options_of_a_command_are_in_its_document(verb: str, page: str) -> None:
     options = set(re.findall(r"--[a-z][a-z-]+", help_of(verb))) - {"--help"}
     text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")

@@ -27,6 +27,7 @@ OPTIONAL = (
     "jinja2",
     "altair",
     "vl_convert",
+    "markdown_it",
     "pyarrow",
     "tensorboard",
     "wandb",

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from attemper.lesson.figures import Figure, declared, estimated, exact, over_seeds, written
+from attemper.lesson.making import measure
 from attemper.lesson.topics import TOPICS
 from tests.lesson.measured import measured
 
@@ -56,7 +57,9 @@ EXPECTED = {
         "aligned_logit": 8,
     },
     "learned-temperature": {"found_sharpest": 4},
-    "rope-yarn": {"yarn_ratio_16": (0.1 * math.log(16) + 1) ** 2, "yarn_rule_40": (0.1 * math.log(40) + 1) ** 2, "length_ratio": 1},
+    "rope-yarn": {
+        "yarn_ratio_16": (0.1 * math.log(16) + 1) ** 2, "yarn_rule_40": (0.1 * math.log(40) + 1) ** 2, "length_ratio": 1,
+    },
     "many-heads": {"shared_8": 0.5, "shared_128": 2, "own_8": 1, "module_factor_times_root": 1, "module_has_scale": 0},
     "width-one": {"kurtosis_1": 9, "kurtosis_64": 3 + 6 / 64, "variance_1": 1, "factor": 1},
     "initialisation": {
@@ -99,12 +102,15 @@ def test_figures_from_seeds() -> None:
     assert estimated([1.0, 1.0], floor=0.5).margin == 0.5
 
 
-def test_torch_draws_on_as_if_nothing_had_been_measured() -> None:
+@pytest.mark.parametrize("topic", ["rope-yarn", "additive-or-dot"])
+def test_measuring_leaves_torch_as_it_was(topic: str) -> None:
+    threads = torch.get_num_threads()
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    over_seeds(lambda _seed: {"x": torch.rand(()).item()}, 0, 2)
+    measure(topic)
     assert torch.equal(torch.rand(3), expected)
+    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize(

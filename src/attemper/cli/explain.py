@@ -51,7 +51,9 @@ def _write_page(names: list[str], path: Path, lang: str) -> None:
             chapters.append(chapter(name, lang))
     with silenced():
         write_whole(path, lesson_page(chapters, WORDINGS[lang]))
-    say([f"{path}: {len(names)} {'topic' if len(names) == 1 else 'topics'}, measured in {sum(c.seconds for c in chapters):.0f} s"])
+    say(
+        [f"{path}: {len(names)} {'topic' if len(names) == 1 else 'topics'}, measured in {sum(c.seconds for c in chapters):.0f} s"]
+    )
 
 
 def _print(topic: str, lang: str) -> None:

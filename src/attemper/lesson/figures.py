@@ -38,8 +38,8 @@ class Figure:
 
 
 def written(value: float, form: str) -> str:
-    """A number for the page: a true minus sign, a power of ten in full."""
-    text = format(value, form)
+    """A number for the page: a true minus sign and none before 0, a power of ten in full."""
+    text = format(value, f"z{form}")
     mantissa, mark, exponent = text.partition("e")
     if mark:
         raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
@@ -111,6 +111,4 @@ def averaged(samples: Mapping[str, Sequence[float]], series: Mapping[str, str], 
     Args:
         series: by each line's key, the name of its samples with {} where x stands. xs: the places along the line.
     """
-    return tuple(
-        Point(float(x), statistics.fmean(samples[name.format(x)]), key) for key, name in series.items() for x in xs
-    )
+    return tuple(Point(float(x), statistics.fmean(samples[name.format(x)]), key) for key, name in series.items() for x in xs)

@@ -4,6 +4,8 @@ import importlib
 import time
 from collections.abc import Mapping
 
+import torch
+
 from attemper.lesson.figures import Figure, Measured
 from attemper.lesson.reading import Section, filled, labels, words
 from attemper.lesson.topics import PARTS, TOPICS, check_topic
@@ -14,7 +16,12 @@ from attemper.report.lessons import Chapter, Item, Part, Picture
 def measure(topic: str, seed: int = 0) -> Measured:
     """Measure a topic's figures; another seed draws other random numbers."""
     place = f"attemper.lesson.measurements.{check_topic(topic).replace('-', '_')}"
-    return importlib.import_module(place).measure(seed)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors are small: more threads gain little, and where others want the cores they lose a lot
+    try:
+        return importlib.import_module(place).measure(seed)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def question_of(topic: str, language: str) -> str:

@@ -55,9 +55,9 @@ WORDINGS = {
     "en": Wording(
         language="en",
         title="Scaling attention, measured",
-        lead="Why attention divides by √d, and everything that gets asked after that. Each number was measured on the machine that "
-        "made this page; ± is how far a measurement with other random seeds may differ. d is the width of one head (d_k), n the "
-        "number of keys, u = q·k a product, z a logit, p a weight.",
+        lead="Why attention divides by √d, and everything that gets asked after that. Each number was measured on the machine "
+        "that made this page; ± is how far a measurement with other random seeds may differ. d is the width of one head (d_k), "
+        "n the number of keys, u = q·k a product, z a logit, p a weight.",
         contents="Questions",
         as_table="This picture as a table",
         no_scripts="The picture needs JavaScript; the table below it does not.",

@@ -18,7 +18,7 @@ _TIMED = (512, 64)  # queries and keys, width
 
 @dataclass(frozen=True, kw_only=True)
 class AdditiveOrDot(Measured):
-    """Figures: spread of both kinds of scores; the bound ‖v‖₁ and the largest score; a larger v; operations, numbers held, time."""
+    """Figures: spread of both kinds of scores; the bound ‖v‖₁ and the largest score; a larger v; the cost of both."""
 
     dot_std_16: Figure
     dot_std_256: Figure

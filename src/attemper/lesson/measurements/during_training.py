@@ -18,7 +18,7 @@ _NOISE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class DuringTraining(Measured):
-    """Figures: cosine of a query and its key, entropy, largest logit, loss, before and after; the same with QK-clip; an offset."""
+    """Figures: cosine of a query and its key, entropy, largest logit, loss, before, after, with QK-clip; an offset."""
 
     cosine_before: Figure
     cosine_after: Figure

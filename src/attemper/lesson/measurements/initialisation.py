@@ -14,7 +14,7 @@ _SWEPT = (64, 128, 256)
 
 @dataclass(frozen=True, kw_only=True)
 class Initialisation(Measured):
-    """Figures: variance of q where the input has variance 1, and of the scaled logits, by initialisation; T5's unscaled logits."""
+    """Figures: variance of q where the input has variance 1, and of the scaled logits, by initialisation; T5's."""
 
     packed_variance: Figure
     linear_variance: Figure

@@ -1,4 +1,4 @@
-"""A factor that learns: whether it finds the temperature that made the data, one for all heads or one a head, and SSMax's slope."""
+"""A factor that learns: whether it finds the temperature that made the data, for all heads or for each, and SSMax's slope."""
 
 import inspect
 import math
@@ -20,7 +20,7 @@ _SLOPE = 0.43  # figure 1 of SSMax's paper
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedTemperature(Measured):
-    """Figures: what SDPA makes of a tensor; factors found; error with one factor and with one a head; weight of a key as n grows."""
+    """Figures: what SDPA makes of a tensor; factors found; the error that is left; weight of a key as n grows."""
 
     sdpa_takes_tensor: Figure
     gradient_error: Figure

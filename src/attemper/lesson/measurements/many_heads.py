@@ -17,7 +17,7 @@ _SHARED = 32
 
 @dataclass(frozen=True, kw_only=True)
 class ManyHeads(Measured):
-    """Figures: spread of the logits of heads of width 8, 32 and 128, under 1/√32 for all and under 1/√d each; torch's own module."""
+    """Figures: spread of the logits at width 8, 32 and 128, under 1/√32 for all and under 1/√d each; torch's own module."""
 
     shared_8: Figure
     shared_32: Figure

@@ -46,10 +46,10 @@ def measure(seed: int) -> SoftmaxJacobian:
     points = [Point(std, mean[f"gain_{std}"], "gain") for std in _SPREADS]
     points += [Point(std, mean[f"rms_{std}"], "rms") for std in _SPREADS]
     points += [Point(std, max(medians[std], 1e-7), "median") for std in _SPREADS]
-    forms = {f"{name}_{std}": form for std in (1, 4, 16, 64) for name, form in (("entropy", ".3f"), ("gain", ".3f"), ("rms", ".3f"))}
-    figures = estimates(
-        samples, **forms, saturated_64=".2f", query_gradient_scaled=".3f", query_gradient_unscaled=".3f"
-    )
+    forms = {
+        f"{name}_{std}": form for std in (1, 4, 16, 64) for name, form in (("entropy", ".3f"), ("gain", ".3f"), ("rms", ".3f"))
+    }
+    figures = estimates(samples, **forms, saturated_64=".2f", query_gradient_scaled=".3f", query_gradient_unscaled=".3f")
     # A median far out on a tail varies by factors: from seed to seed its logarithm does by at most this much.
     for std, factor in ((1, 1.2), (4, 1.2), (16, 3.0), (64, 30.0)):
         figures[f"median_row_{std}"] = declared(medians[std], medians[std] * (factor - 1), ".2g" if std < 64 else ".0e")

@@ -35,7 +35,9 @@ def measure(seed: int) -> WidthOne:
     width = (_EDGES[1] - _EDGES[0]).item()
     points = [
         Point(
-            round(low.item() + width / 2, 3), max(sum(samples[f"bin_{d}_{number}"]) / len(samples["variance_1"]) / width, 1e-5), f"d{d}"
+            round(low.item() + width / 2, 3),
+            max(sum(samples[f"bin_{d}_{number}"]) / len(samples["variance_1"]) / width, 1e-5),
+            f"d{d}",
         )
         for d in _WIDTHS
         for number, low in enumerate(_EDGES[:-1])
@@ -51,7 +53,9 @@ def measure(seed: int) -> WidthOne:
         entropy_1=".3f",
         entropy_64=".3f",
     )
-    return WidthOne(points=tuple(points), factor=exact(float(InverseSqrt().factor(LogitShape(1, 1, _KEYS, _KEYS))), ".0f"), **figures)
+    return WidthOne(
+        points=tuple(points), factor=exact(float(InverseSqrt().factor(LogitShape(1, 1, _KEYS, _KEYS))), ".0f"), **figures
+    )
 
 
 def _once(_seed: int) -> dict[str, float]:

@@ -90,7 +90,7 @@ def heat_map() -> dict[str, Any]:
         .add_params(*_signals(labels=[], layers=1, heads=1, step=16, **_INKS["light"]))
         .properties(width=alt.Step(16), height=alt.Step(16))
     )
-    compiled = compiled(chart)
+    compiled = compile_chart(chart)
     for mark in compiled["marks"]:
         if mark["type"] == "rect":  # an expression for each of 12 800 cells otherwise, with the same result
             mark["encode"]["update"] |= {"width": {"scale": "x", "band": 1}, "height": {"scale": "y", "band": 1}}
@@ -125,7 +125,7 @@ def histogram(kind: str) -> dict[str, Any]:
         .add_params(*_signals(**_INKS["light"]))
         .properties(width=240, height=64)
     )
-    return compiled(chart)
+    return compile_chart(chart)
 
 
 @functools.cache
@@ -170,7 +170,7 @@ def curves(kind: str) -> dict[str, Any]:
         .add_params(*_signals(count=1, **_INKS["light"]))
         .properties(width=600, height=260)
     )
-    return compiled(chart)
+    return compile_chart(chart)
 
 
 def _signals(**values: Any) -> "list[alt.Parameter]":
@@ -179,7 +179,7 @@ def _signals(**values: Any) -> "list[alt.Parameter]":
     return [alt.param(name=name, value=value) for name, value in values.items()]
 
 
-def compiled(chart: "alt.TopLevelMixin") -> dict[str, Any]:
+def compile_chart(chart: "alt.TopLevelMixin") -> dict[str, Any]:
     """The chart as Vega, without a look of its own."""
     import vl_convert
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from attemper.report.lessons import Picture
-from attemper.report.page.charts import compiled
+from attemper.report.page.charts import compile_chart
 
 # Behind the page's own fonts, those that write Chinese on the usual systems.
 _FONT = "ui-sans-serif, system-ui, 'PingFang SC', 'Microsoft YaHei', 'Noto Sans CJK SC', sans-serif"
@@ -36,4 +36,4 @@ def lesson_picture(picture: Picture) -> dict[str, Any]:
         )
         .properties(width=560, height=230)
     )
-    return {"signals": []} | compiled(chart)  # the page looks for signals to set, of which this chart has none
+    return {"signals": []} | compile_chart(chart)  # the page looks for signals to set, of which this chart has none

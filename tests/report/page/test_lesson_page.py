@@ -1,6 +1,7 @@
 """The page of the lesson, as text and in a browser."""
 
 import functools
+import itertools
 import re
 import sys
 from html.parser import HTMLParser
@@ -56,8 +57,9 @@ def test_it_is_one_small_file_with_every_topic(language: str) -> None:
     assert not [attrs for _, attrs in elements.found if {"style", "src", "onclick"} & attrs.keys()]
     levels = [int(tag[1]) for tag, _ in elements.found if re.fullmatch(r"h\d", tag)]
     assert levels[0] == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
-    assert "default-src 'none'" in text
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    (policy,) = [attrs["content"] or "" for _, attrs in elements.found if attrs.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert dict(elements.found[0][1])["lang"] == language
 
 

@@ -11,7 +11,7 @@ from attemper.ops.attention import row_stats
 from attemper.scales import InverseSqrt
 
 _TOKENS, _WIDTH, _BATCH = 16, 32, 32
-_STEPS, _EVERY = 300, 20
+_STEPS, _EVERY = 200, 20
 _THRESHOLD = 20.0  # low, so that a small head reaches it; Kimi K2 has 100
 _NOISE = 0.5
 

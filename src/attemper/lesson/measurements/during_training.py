@@ -79,11 +79,10 @@ def _once(seed: int) -> dict[str, float]:
     for name, threshold in (("plain", None), ("clipped", _THRESHOLD)):
         torch.manual_seed(seed)
         found |= _trained(name, threshold)
-    # Keys with one large part in common: every logit of a row rises by the same amount.
+    # An entry that all queries and all keys have in common: every logit of a row rises by 60·40/√64.
     query, key = torch.randn(2, 1, 256, 64)
-    common = query.mean(dim=1, keepdim=True) + torch.nn.functional.one_hot(torch.tensor(0), 64) * 40.0
-    query = query + torch.nn.functional.one_hot(torch.tensor(0), 64) * 60.0
-    rows = row_stats(query, key * (torch.arange(64) > 0) + common)
+    query[..., 0], key[..., 0] = 60.0, 40.0
+    rows = row_stats(query, key)
     found["offset_max"] = rows.max.mean().item()
     found["offset_centred"] = rows.centred_max().mean().item()
     found["offset_entropy"] = rows.normalized_entropy().mean().item()
@@ -114,9 +113,10 @@ def _trained(name: str, threshold: float | None) -> dict[str, float]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if threshold is not None and largest > threshold:
-            with torch.no_grad():  # Kimi K2's rule: γ = τ / max, its root on each side
-                root = (threshold / largest) ** 0.5
+        product = rows.product_absmax().max().item() * _WIDTH**-0.5
+        if threshold is not None and product > threshold:
+            with torch.no_grad():  # Kimi K2's rule: γ = τ / max|s·q·k|, its root on each side
+                root = (threshold / product) ** 0.5
                 head.query.mul_(root)
                 head.key.mul_(root)
     return found

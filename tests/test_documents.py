@@ -76,10 +76,14 @@ def test_commands_in_the_documents_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "page"), [("check", "check"), ("compare", "compare"), ("explain", "explain"), ("top", "runs"), ("report", "runs")]
+    ("verb", "page"),
+    [
+        ("check", "check"), ("compare", "compare"), ("explain", "explain"), ("top", "runs"), ("report", "runs"),
+        ("lab run", "lab"), ("lab report", "lab"),
+    ],
 )
 def test_options_of_a_command_are_in_its_document(verb: str, page: str) -> None:
-    options = set(re.findall(r"--[a-z][a-z-]+", help_of(verb))) - {"--help"}
+    options = set(re.findall(r"--[a-z][a-z-]+", help_of(*verb.split()))) - {"--help"}
     text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
     assert options
     assert not {option for option in options if f"`{option}" not in text}

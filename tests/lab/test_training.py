@@ -25,7 +25,7 @@ class StoppedError(Exception):
 def stop_after(steps: int):
     def progress(step: int, _loss: float) -> None:
         if step == steps:
-            raise StoppedError
+            raise StoppedError(step)
 
     return progress
 
@@ -49,7 +49,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     config = tiny(**fields)
     train(config, tmp_path / "whole")
     for stop in (3, 7, 10):
-        with pytest.raises(StoppedError):
+        with pytest.raises(StoppedError, match=f"^{stop}$"):
             train(config, tmp_path / "parts", stop_after(stop))
         assert (tmp_path / "parts" / "runs" / run_id(config) / "checkpoint.safetensors").exists()
     train(config, tmp_path / "parts")

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import ArgumentError, AttemperError, UnsupportedError
-from attemper.monitor.watching import Watch, innermost, watch
+from attemper.monitor.choosing import innermost
+from attemper.monitor.watching import Watch, watch
 from attemper.weights import ClipReport, Projections, qk_clip_
 from attemper.weights.clip import Operand, check_clip, check_threshold, clipped_parameters
 from attemper.weights.families import find_known

@@ -14,7 +14,6 @@ it runs again, and there nothing of ours does.
 import contextlib
 import sys
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,9 +27,9 @@ from attemper.capture.functional import crosses
 from attemper.capture.recorder import Recorder
 from attemper.capture.using import Kept, Use, use
 from attemper.errors import ArgumentError, UnsupportedError
+from attemper.monitor.choosing import chosen, innermost, matching
 from attemper.monitor.forward_pass import ForwardPass
 from attemper.monitor.hooks import Hook
-from attemper.monitor.watching import innermost, matching
 from attemper.nn.penalties import CountedRows, check_floor, counted, entropy_floor_of, z_loss_of
 from attemper.ops import LISTENERS, Listener, Problem
 from attemper.stats import RowStats
@@ -120,7 +119,7 @@ class Penalties:
     def kept(self) -> tuple[Kept, ...]:
         """Attention that the penalties do not reach, each with the reason. Ask after a forward pass."""
         used = Use.of(self._model)
-        return () if used is None else tuple(each for each in used.kept if self._wanted(each.module))
+        return () if used is None else tuple(each for each in used.kept if chosen(each.module, self._layers))
 
     def forget(self) -> None:
         """Drop what has been collected since the last call, as after a forward pass that is not trained on."""
@@ -137,9 +136,6 @@ class Penalties:
         if self._floor is not None:
             terms.append(self._floor[1] * entropy_floor_of(rows, self._floor[0], None, normalized=True))
         return terms
-
-    def _wanted(self, layer: str) -> bool:
-        return self._layers is None or any(fnmatchcase(layer, pattern) for pattern in self._layers)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         """Forward pre-hook of the model."""
@@ -180,7 +176,7 @@ class Penalties:
 
     def _hear(self, problem: Problem, rows: RowStats | None) -> None:
         recorder = self._recorder
-        if recorder is None or rows is None or not recorder.listening or not self._wanted(recorder.running()):
+        if recorder is None or rows is None or not recorder.listening or not chosen(recorder.running(), self._layers):
             return
         if torch.is_grad_enabled():
             self._rows.append(counted(rows, _query_mask(problem, recorder)))

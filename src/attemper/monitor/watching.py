@@ -16,7 +16,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -29,6 +28,7 @@ from attemper.capture import AttentionCall, Unseen
 from attemper.capture.using import use
 from attemper.errors import ArgumentError, AttemperError, MissingExtraError, UnsupportedError
 from attemper.monitor.alarms import Alarms, AlarmThresholds
+from attemper.monitor.choosing import chosen, innermost, matching
 from attemper.monitor.gathering import LocalLayer, gather, gather_maxima
 from attemper.monitor.layout import Plan
 from attemper.monitor.measuring import Measured, measure
@@ -283,8 +283,8 @@ class Watch:
             tracker.close()
 
     def _measure(self, call: AttentionCall) -> None:
-        layer, patterns = call.module, self.settings.layers
-        if not (patterns is None or any(fnmatchcase(layer, pattern) for pattern in patterns)):
+        layer = call.module
+        if not chosen(layer, self.settings.layers):
             return
         if call.query.is_meta:
             self._exclude(layer, "it runs on the meta device, where there are no numbers")
@@ -327,32 +327,6 @@ class Watch:
         if not reasons:
             reasons = "no forward pass of it ran in training mode, or it has no attention; watch the module that is called"
         warnings.warn(f"no attention was measured in {type(self._model).__name__}: {reasons}", stacklevel=3)
-
-
-def innermost(model: nn.Module) -> nn.Module:
-    """The module inside the wrappers that torch puts around a model."""
-    inside = getattr(model, "module" if isinstance(model, nn.parallel.DistributedDataParallel) else "_orig_mod", None)
-    return innermost(inside) if isinstance(inside, nn.Module) else model
-
-
-def matching(model: nn.Module, layers: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Patterns of module names, each of which fits some module of the model.
-
-    Raises:
-        ArgumentError: one does not.
-    """
-    if layers is None:
-        return None
-    patterns = (layers,) if isinstance(layers, str) else tuple(layers)
-    if not patterns:
-        raise ArgumentError("layers", repr(layers), "patterns of names of modules, or None for all")
-    names = [name for name, _ in model.named_modules()]
-    for pattern in patterns:
-        if not isinstance(pattern, str) or not any(fnmatchcase(name, pattern) for name in names):
-            attending = [name for name in names if "att" in name.rpartition(".")[2].lower()][:4]
-            expected = f"patterns of names of modules, such as {', '.join(map(repr, attending or names[1:4]))}"
-            raise ArgumentError("layers", repr(pattern), expected)
-    return patterns
 
 
 def _rank(plan: Plan) -> int:

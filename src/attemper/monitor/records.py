@@ -13,6 +13,8 @@ from torch import Tensor
 
 from attemper.stats import HeadStats
 
+Severity = Literal["error", "warning", "info"]  # the worst first
+
 
 @dataclass(frozen=True)
 class WeightNorms:
@@ -32,7 +34,7 @@ class LayerRecord:
         call: which of its calls in one forward pass, from 0.
         stats: of each head, over every row that was measured in the step.
         scaled_max: float64 [heads], the largest |scale·q·k|, before softcap, bias and mask; −inf without rows.
-        norms: of its projections, where its layout is known and they were asked for.
+        norms: of its projections, where its layout is known.
     """
 
     layer: str
@@ -63,7 +65,7 @@ class Alarm:
     """
 
     code: str
-    severity: Literal["error", "warning", "info"]
+    severity: Severity
     step: int
     layer: str
     call: int
@@ -196,7 +198,7 @@ class Run:
     Attributes:
         info: what was known as the run began.
         columns: one list each of `COLUMNS`, one entry a head of a layer of a logged step, in order of step, layer and head.
-            A mean over no row is NaN; norms that were not asked for are None.
+            A mean over no row is NaN; norms of a module whose layout is not known are None.
         scalars: for every step that is in the answer, in order, what the caller gave to it.
         alarms: in order of step.
         attempt: how often training went back to an earlier step, by a checkpoint or by hand. What had been logged from that step

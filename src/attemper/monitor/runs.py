@@ -2,9 +2,10 @@
 
 import os
 from pathlib import Path
+from typing import get_args
 
 from attemper.errors import ArgumentError, LoadError
-from attemper.monitor.records import COLUMNS, FIGURES, Run
+from attemper.monitor.records import COLUMNS, FIGURES, Run, Severity
 from attemper.monitor.trackers import json_lines, parquet_folder
 
 __all__ = ["Run", "read_run"]
@@ -12,7 +13,7 @@ __all__ = ["Run", "read_run"]
 _EXPECTED = "the file of JSONLines or the folder of Parquet"
 _TEXT, _WHOLE, _NUMBER, _NONE = frozenset({str}), frozenset({int}), frozenset({float, int}), frozenset({type(None)})
 _WORDS = {str: "text", int: "a whole number", float: "a number", type(None): "nothing"}
-_SEVERITIES = ("error", "warning", "info")
+_SEVERITIES = get_args(Severity)
 _YEAR_10000 = 253_402_300_800  # in seconds since the epoch: calendars end before it
 _INFO = (
     dict.fromkeys(("model", "mode", "version"), _TEXT) | dict.fromkeys(("every", "rows", "world"), _WHOLE) | {"started": _NUMBER}

@@ -2,17 +2,15 @@
 
 import math
 
-from attemper.monitor.records import FIGURES, StepRecord, shown
-from attemper.monitor.trackers.summary import worst_of
-
-_COLUMNS = tuple(figure for figure in FIGURES if figure.scalar)
+from attemper.monitor.records import StepRecord, shown
+from attemper.monitor.trackers.summary import SCALARS, worst_of
 
 
 def table_of(record: StepRecord) -> str:
     """A line a layer: the worst head of each figure that trackers for people get; below, the alarms."""
-    rows = [["layer", *(figure.name.replace("_", " ") for figure in _COLUMNS)]]
+    rows = [["layer", *(figure.name.replace("_", " ") for figure in SCALARS)]]
     for layer in record.layers:
-        numbers = (worst_of(layer.figure(figure.name), figure.worst) for figure in _COLUMNS)
+        numbers = (worst_of(layer.figure(figure.name), figure.worst) for figure in SCALARS)
         rows.append([shown(layer.name) or "model", *("–" if math.isnan(number) else f"{number:.4g}" for number in numbers)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"step {record.step}" + "".join(f", {shown(name)} {value:.6g}" for name, value in record.scalars.items())]

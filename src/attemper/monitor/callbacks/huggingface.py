@@ -11,7 +11,8 @@ from typing import Any, Self
 import torch
 
 from attemper.errors import MissingExtraError, UnsupportedError
-from attemper.monitor.callbacks.session import HasSession, Session, Severity
+from attemper.monitor.callbacks.session import HasSession, Session
+from attemper.monitor.records import Severity
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from attemper.errors import MissingExtraError, UnsupportedError
-from attemper.monitor.callbacks.session import HasSession, Session, Severity
+from attemper.monitor.callbacks.session import HasSession, Session
+from attemper.monitor.records import Severity
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningModule, Trainer

@@ -8,17 +8,15 @@ What it must hold:
 
 import inspect
 import math
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
 from attemper.errors import ArgumentError
 from attemper.monitor.clipping import QKClip
-from attemper.monitor.records import Alarm
+from attemper.monitor.records import Alarm, Severity
 from attemper.monitor.trackers.summary import headline
 from attemper.monitor.watching import Watch, watch
-
-Severity = Literal["error", "warning", "info"]  # the worst first
 
 
 class Session:

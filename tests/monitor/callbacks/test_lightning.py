@@ -226,11 +226,11 @@ def base_beside(monkeypatch: pytest.MonkeyPatch, present: tuple[str, ...], insta
     source = Path(attemper.monitor.callbacks.lightning.__file__)
     fresh = types.ModuleType("fresh")
     exec(compile(source.read_text("utf-8"), str(source), "exec"), vars(fresh))
-    return fresh.AttemperCallback.__base__
+    return fresh.AttemperCallback.__bases__[-1]
 
 
 def test_the_name_that_the_program_uses_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert AttemperCallback.__base__ is Callback
+    assert AttemperCallback.__bases__[-1] is Callback
     both = ("lightning", "pytorch_lightning")
     for present, installed, expected in [
         (("pytorch_lightning",), both, "pytorch_lightning"),

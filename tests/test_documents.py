@@ -78,8 +78,13 @@ def test_commands_in_the_documents_exist() -> None:
 @pytest.mark.parametrize(
     ("verb", "page"),
     [
-        ("check", "check"), ("compare", "compare"), ("explain", "explain"), ("top", "runs"), ("report", "runs"),
-        ("lab run", "lab"), ("lab report", "lab"),
+        ("check", "check"),
+        ("compare", "compare"),
+        ("explain", "explain"),
+        ("top", "runs"),
+        ("report", "runs"),
+        ("lab run", "lab"),
+        ("lab report", "lab"),
     ],
 )
 def test_options_of_a_command_are_in_its_document(verb: str, page: str) -> None:

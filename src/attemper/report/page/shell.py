@@ -58,6 +58,13 @@ def render_page(
     )
 
 
+def render_part(template: str, **context: Any) -> "Markup":
+    """A piece of a page from a file in `templates/`, to be put into a page's own template as it is."""
+    from markupsafe import Markup
+
+    return Markup(_environment().get_template(template).render(**context))
+
+
 def script(*names: str) -> Script:
     """One script of several files in `templates/`, which see each other's names."""
     return Script(_joined(*names))

@@ -64,8 +64,14 @@ class Part:
 def dials_part(words: Mapping[str, Any]) -> Part:
     """The dials with the words of a language, one of `WORDS`. A page has them once: the ids begin with "dials"."""
     html = render_part(
-        "dials.html.j2", words=words, steps=STEPS, start=START, dtypes=dict(zip(DTYPES, DTYPES, strict=True)), figures=FIGURES, bins=BINS
-    )  # fmt: skip
+        "dials.html.j2",
+        words=words,
+        steps=STEPS,
+        start=START,
+        dtypes={name: name for name in DTYPES},
+        figures=FIGURES,
+        bins=BINS,
+    )
     forms = {figure.key: figure.form for figure in FIGURES}
     spoken = {key: text for key, text in words.items() if isinstance(text, str)}
     data = {"dials-data": {"words": spoken, "forms": forms, "steps": STEPS}}
@@ -87,5 +93,11 @@ def controls_page(lang: str) -> str:
     part = dials_part(words)
     scripts = [part.script, script("dials_page.js")]
     return render_page(
-        "dials_page.html.j2", styles=part.styles, scripts=scripts, data=part.data, language=lang, title=words["title"], part=part.html
+        "dials_page.html.j2",
+        styles=part.styles,
+        scripts=scripts,
+        data=part.data,
+        language=lang,
+        title=words["title"],
+        part=part.html,
     )

@@ -6,8 +6,8 @@ from typing import Any
 WORDS: Mapping[str, Mapping[str, Any]] = {
     "en": {
         "title": "Turn the dials",
-        "lead": "Random queries and keys, made and multiplied in your browser. Each query looks for one of the n keys, with which "
-        "it correlates by ρ; the other keys are independent of it. The same settings give the same numbers.",
+        "lead": "Random queries and keys, made and multiplied in your browser. Each query looks for one of the n keys, with "
+        "which it correlates by ρ; the other keys are independent of it. The same settings give the same numbers.",
         "no_scripts": "The dials need JavaScript.",
         "dials": {
             "d": ("Width d", "entries of a query and of a key (d_k)"),
@@ -23,12 +23,13 @@ WORDS: Mapping[str, Mapping[str, Any]] = {
         "softmaxes": {"safe": "e^(z − max) / Σ", "plain": "e^z / Σ, maximum not subtracted"},
         "histogram": "Logits of all rows",
         "histogram_spoken": "Histogram of the logits, from {low} to {high}; standard deviation within a row {std}",
-        "limit": "Right of the red line, at z = {limit}, e^z overflows.",
+        "limit": "Right of the dashed line, at z = {limit}, e^z overflows.",
         "weights": "Weights of the first row, sorted",
-        "weights_spoken": "Weights of the first row, sorted; the largest is {first}, the {count} smallest, which are not drawn, add "
-        "up to {share}",
+        "weights_spoken": "Weights of the first row, sorted; the largest is {first}, the {count} smallest, which are not drawn, "
+        "add up to {share}",
         "rest": "The other {count} keys together: {share}",
         "lost": "This row is lost: a product is infinite or a weight is not a number.",
+        "means": "Where a figure belongs to a row, its mean over the rows is shown.",
         "spoken": "Normalized entropy {normalized_entropy}, peak {peak}, gain {gain}, gradient {gradient_rms}; products that "
         "overflow {product_overflow}, rows lost {lost_rows}",
         "figures": {
@@ -38,9 +39,15 @@ WORDS: Mapping[str, Mapping[str, Any]] = {
             "peak": ("Peak", "the largest weight; above 0.99 the row counts as saturated."),
             "gain": ("Gain", "the trace of the softmax's Jacobian; at 0 no gradient passes."),
             "jacobian_norm": ("Size of the Jacobian", "its Frobenius norm; never above ½, where two keys share the weight."),
-            "gradient_rms": ("Gradient at the logits", "what is left of a gradient of variance 1 at the weights (root mean square)."),
+            "gradient_rms": (
+                "Gradient at the logits",
+                "what is left of a gradient of variance 1 at the weights (root mean square).",
+            ),
             "gradient_median": ("The same, middle row", "few rows carry the mean; this is the row in the middle."),
-            "product_overflow": ("Products that overflow", "they are stored before the scale is applied: no scale brings them back."),
+            "product_overflow": (
+                "Products that overflow",
+                "they are stored before the scale is applied: no scale brings them back.",
+            ),
             "exp_overflow": (
                 "e^z that overflow",
                 "unless the maximum is subtracted: beyond z = 11.09 in float16, 88.7 in bfloat16 and float32.",
@@ -67,13 +74,14 @@ WORDS: Mapping[str, Mapping[str, Any]] = {
         "softmaxes": {"safe": "e^(z − max) / Σ", "plain": "e^z / Σ，不减最大值"},
         "histogram": "所有行的 logit",
         "histogram_spoken": "logit 的直方图，从 {low} 到 {high}；行内标准差 {std}",
-        "limit": "红线在 z = {limit} 处，再往右 e^z 就溢出。",
+        "limit": "虚线在 z = {limit} 处，再往右 e^z 就溢出。",
         "weights": "第一行的权重，从大到小",
         "weights_spoken": "第一行的权重，从大到小；最大的是 {first}，最小的 {count} 个没有画出，合计 {share}",
         "rest": "其余 {count} 个 key 合计 {share}",
         "lost": "这一行已经作废：有点积成了无穷大，或者有权重不是数（NaN）。",
-        "spoken": "归一化熵 {normalized_entropy}，最大权重 {peak}，增益 {gain}，梯度 {gradient_rms}；溢出的点积 {product_overflow}，"
-        "作废的行 {lost_rows}",
+        "means": "凡是按行定义的量，这里都取各行的平均。",
+        "spoken": "归一化熵 {normalized_entropy}，最大权重 {peak}，增益 {gain}，梯度 {gradient_rms}；"
+        "溢出的点积 {product_overflow}，作废的行 {lost_rows}",
         "figures": {
             "logit_std": ("logit 的散布", "在一行之内。q、k 独立且 σ = 1 时：不缩放为 √d，除以 √d 后为 1。"),
             "product_absmax": ("最大的 |q·k|", "缩放之前，按所选格式存下来的值。float16 到 65504 为止。"),
@@ -84,7 +92,10 @@ WORDS: Mapping[str, Mapping[str, Any]] = {
             "gradient_rms": ("传到 logit 的梯度", "权重上的梯度方差为 1 时，到这里还剩多少（均方根）。"),
             "gradient_median": ("同上，取中间的一行", "均值往往靠少数几行撑着，这里看的是排在正中间的那一行。"),
             "product_overflow": ("溢出的点积", "点积先存下来，然后才缩放：溢出之后，怎么缩放都救不回来。"),
-            "exp_overflow": ("溢出的 e^z", "这是不减最大值的情形：float16 过了 z = 11.09 溢出，bfloat16 和 float32 过了 88.7 溢出。"),
+            "exp_overflow": (
+                "溢出的 e^z",
+                "这是不减最大值的情形：float16 过了 z = 11.09 溢出，bfloat16 和 float32 过了 88.7 溢出。",
+            ),
             "lost_rows": ("作废的行", "有无穷大的点积，或者有不是数的权重；求平均时不计入。"),
         },
     },

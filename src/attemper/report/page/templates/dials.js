@@ -39,7 +39,8 @@ function drawHistogram({ low, high, counts }, { dtype }, std) {
   const drawn = bars(counts, counts);
   const limit = Math.log(DTYPES[dtype].largest);
   const beyond = low !== null && limit > low && limit < high;
-  if (beyond) drawn.push(shape("rect", { class: "limit", x: (BINS * (limit - low)) / (high - low), width: 0.25, y: 0, height: 100 }));
+  const at = (BINS * (limit - low)) / (high - low);
+  if (beyond) drawn.push(shape("line", { x1: at, x2: at, y1: 0, y2: 100 }));
   const picture = control("histogram");
   picture.replaceChildren(...drawn);
   const texts = { low: short(low), high: short(high), std: short(std), limit: limit.toFixed(2) };

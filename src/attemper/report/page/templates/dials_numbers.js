@@ -61,36 +61,48 @@ const FACTORS = { none: () => 1, sqrt: ({ d }) => 1 / Math.sqrt(d), linear: ({ d
 
 const kept = { keys: new Normals(KEYS), queries: new Normals(QUERIES), gradients: new Normals(GRADIENTS) };
 
-// Fewer keys, more rows, so that there are always enough logits to look at.
-const rowsFor = (n) => Math.min(512, Math.max(16, Math.floor(16384 / n)));
+// Fewer keys, more rows, so that there are always enough logits to look at; a multiple of four.
+const rowsFor = (n) => Math.min(512, Math.max(16, 4 * Math.floor(4096 / n)));
 
-// Queries and keys as the dtype holds them; query r looks for key r mod n, with which each of its entries correlates by rho.
-function entries({ d, n, rule, dtype, rho, sigma }) {
-  const { round } = DTYPES[dtype];
-  const rows = rowsFor(n);
-  const rest = Math.sqrt(1 - rho * rho);
+// Keys as the dtype holds them. The last ones are kept: most dials leave them as they are.
+let last = { name: "", key: new Float64Array(0) };
+function keysOf({ d, n, rule, dtype, sigma }) {
+  const name = [d, n, rule === "cosine", dtype, sigma].join();
+  if (last.name === name) return last.key;
   const key = new Float64Array(n * d);
-  const query = new Float64Array(rows * d);
   for (let j = 0; j < n; j += 1) {
     const own = kept.keys.row(j, d);
-    for (let i = 0; i < d; i += 1) key[j * d + i] = round(sigma * own[i]);
+    for (let i = 0; i < d; i += 1) key[j * d + i] = sigma * own[i];
   }
+  last = { name, key: held(key, d, rule, dtype) };
+  return key;
+}
+
+// Queries and keys as the dtype holds them; query r looks for key r mod n, with which each of its entries correlates by rho.
+function entries(settings) {
+  const { d, n, rule, dtype, rho, sigma } = settings;
+  const rows = rowsFor(n);
+  const rest = Math.sqrt(1 - rho * rho);
+  const query = new Float64Array(rows * d);
   for (let r = 0; r < rows; r += 1) {
     const own = kept.keys.row(r % n, d);
     const other = kept.queries.row(r, d);
-    for (let i = 0; i < d; i += 1) query[r * d + i] = round(sigma * (rho * own[i] + rest * other[i]));
+    for (let i = 0; i < d; i += 1) query[r * d + i] = sigma * (rho * own[i] + rest * other[i]);
   }
-  if (rule === "cosine") for (const all of [key, query]) normalise(all, d, round);
-  return { query, key, rows };
+  return { query: held(query, d, rule, dtype), key: keysOf(settings), rows };
 }
 
-function normalise(all, d, round) {
-  for (let at = 0; at < all.length; at += d) {
+// Rounded to the dtype; before a cosine also divided by the norm, and rounded again.
+function held(all, d, rule, dtype) {
+  const { round } = DTYPES[dtype];
+  for (let i = 0; i < all.length; i += 1) all[i] = round(all[i]);
+  for (let at = 0; rule === "cosine" && at < all.length; at += d) {
     let squares = 0;
     for (let i = at; i < at + d; i += 1) squares += all[i] * all[i];
     const norm = Math.max(Math.sqrt(squares), 1e-12);
     for (let i = at; i < at + d; i += 1) all[i] = round(all[i] / norm);
   }
+  return all;
 }
 
 // Products are summed in double, rounded once, then multiplied by the factor and rounded again.
@@ -101,13 +113,25 @@ function logits(settings) {
   const factor = Math.fround(FACTORS[rule](settings));
   const products = new Float64Array(rows * n);
   const scaled = new Float64Array(rows * n);
-  for (let r = 0; r < rows; r += 1) {
+  for (let r = 0; r < rows; r += 4) { // four sums side by side: one alone waits for each of its additions
     for (let j = 0; j < n; j += 1) {
-      let sum = 0;
-      for (let i = 0, a = r * d, b = j * d; i < d; i += 1) sum += query[a + i] * key[b + i];
-      products[r * n + j] = round(sum);
-      scaled[r * n + j] = round(Math.fround(products[r * n + j] * factor));
+      let one = 0, two = 0, three = 0, four = 0;
+      for (let i = 0, a = r * d, b = j * d; i < d; i += 1) {
+        const entry = key[b + i];
+        one += query[a + i] * entry;
+        two += query[a + d + i] * entry;
+        three += query[a + 2 * d + i] * entry;
+        four += query[a + 3 * d + i] * entry;
+      }
+      products[r * n + j] = one;
+      products[(r + 1) * n + j] = two;
+      products[(r + 2) * n + j] = three;
+      products[(r + 3) * n + j] = four;
     }
+  }
+  for (let at = 0; at < products.length; at += 1) {
+    products[at] = round(products[at]);
+    scaled[at] = round(Math.fround(products[at] * factor));
   }
   return { products, scaled, rows };
 }

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from attemper.report.lessons import Chapter, Picture, Wording
 from attemper.report.page.charts import themes, vega_script
+from attemper.report.page.dials import dials_part
+from attemper.report.page.dials_words import WORDS
 from attemper.report.page.lesson_picture import lesson_picture
 from attemper.report.page.requirements import require_page
 from attemper.report.page.shell import render_page, script
@@ -23,11 +25,14 @@ def lesson_page(chapters: Sequence[Chapter], wording: Wording) -> str:
     pictures = {
         chapter.name: {"chart": lesson_picture(chapter.picture), "points": _points(chapter.picture)} for chapter in chapters
     }
+    # Beside all chapters, not beside one that somebody asked for.
+    dials = dials_part(WORDS[wording.language]) if len(chapters) > 1 else None
     return render_page(
         "lesson.html.j2",
-        styles=["lesson.css"],
-        scripts=[vega_script(), script("chart.js", "lesson.js")],
-        data={"data": {"pictures": pictures, "themes": themes()}},
+        styles=["lesson.css", *(dials.styles if dials else ())],
+        scripts=[vega_script(), *([dials.script] if dials else []), script("chart.js", "lesson.js")],
+        data={"data": {"pictures": pictures, "themes": themes()}, **(dials.data if dials else {})},
+        dials=dials.html if dials else "",
         language=wording.language,
         title=wording.title,
         words=wording,

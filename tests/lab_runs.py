@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from attemper.lab.config import After, Model, Optimiser, Precision, RunConfig, Task
+from attemper.lab.identity import run_id
 from attemper.lab.store.curves import Curves
 from attemper.lab.store.results import Evaluation, RunResult
 from attemper.monitor.records import FIGURES
@@ -31,7 +32,7 @@ def made_up(
     kind = "logit_factor" if config.after.logit_factors else "length"
     evaluations += [Evaluation(kind, at, value, 0.25) for at, value in (after or {}).items()]
     result = RunResult(
-        id=f"run{config.seed}",
+        id=run_id(config),
         config=config,
         status="diverged" if diverged else "done",
         ended=config.steps // 2 if diverged else config.steps - 1,

@@ -1,0 +1,201 @@
+"""Each preset's answer on results that were made up, so that what it should say is known."""
+
+import math
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from attemper.errors import ArgumentError, LoadError
+from attemper.lab.config import RunConfig
+from attemper.lab.presets import NAMES, preset
+from attemper.lab.presets.additive_vs_dot import Cost
+from attemper.lab.presets.bounded import HeadEntropy
+from attemper.lab.presets.entropy_bound import Row
+from attemper.lab.presets.fp16_overflow import Rounding
+from attemper.lab.store.results import RunResult
+from attemper.report.sweep_text import sweep_text
+from attemper.report.sweeps import Answer, SweepView
+from tests.lab_runs import made_up
+
+NAN = math.nan
+Losses = Callable[[RunConfig], float]
+
+
+def noise(config: RunConfig) -> float:
+    """Of an arm, −a, 0, a over the seeds: arms that differ in nothing else have the same mean, whatever the draw."""
+    arm = config.model_copy(update={"seed": 0})
+    return (config.seed - 1) * random.Random(arm.model_dump_json()).uniform(0.0001, 0.001)
+
+
+def same(config: RunConfig) -> float:
+    """No arm differs from another, but for the seeds."""
+    return 2.5 + 0.01 * config.seed + noise(config)
+
+
+def after(config: RunConfig, loss: float, gap: bool) -> dict[float, float]:
+    """Excess grows as ln κ and reaches 0.1 at κ = 8, with QK-norm at 32; with a plain scale a long text costs 0.5 more."""
+    if config.after.logit_factors:
+        breaks = 32.0 if gap and config.model.qk_norm else 8.0
+        at = breaks * math.exp(10 * noise(config))
+        return {factor: loss + 0.1 * max(0.0, math.log(factor) / math.log(at)) for factor in config.after.logit_factors}
+    more = 0.5 if gap and config.model.rule == "inverse_sqrt" else 0.0
+    return {at: loss + noise(config) + (more if at > config.task.length else 0.0) for at in config.after.lengths}
+
+
+def results(name: str, losses: Losses, gap: bool = False) -> list[RunResult]:
+    return [made_up(config, loss := losses(config), after=after(config, loss, gap)) for config in preset(name).runs("quick")]
+
+
+def rows(name: str, found: list[RunResult], gap: bool = False) -> list[Any]:
+    done = [run for run in found if run.status == "done"]
+    if name == "entropy-bound":
+        sharp = [1.0 if gap and run.config.model.rule == "none" else 2.0 for run in done]
+        return [Row(run.id, 0, 0, 7, 1, 1, 1, 1, h + noise(run.config), 0.5, 0.1, 0) for run, h in zip(done, sharp, strict=True)]
+    if name == "head-widths":
+        return [HeadEntropy(run.id, when, 0, head, 8, 0.75) for run in done for when in ("before", "after") for head in range(4)]
+    if name == "additive-vs-dot":
+        return [Cost("dot, written out", 64, 8, 2.0, 1.5), Cost("additive, written out", 64, 8, 14.0, 96.0)]
+    if name == "fp16-overflow":
+        return [
+            Rounding("naive", 1.0, 9.0, 0.0, 1e-3),
+            Rounding("naive", 2.0, 36.0, 0.5, 1e-3),
+            Rounding("softcap", 2.0, 36.0, 0.0, 1e-3),
+        ]
+    return []
+
+
+def answered(name: str, losses: Losses, gap: bool = False) -> Answer:
+    found = results(name, losses, gap)
+    said = preset(name).answer(found, rows(name, found, gap))
+    whole(said)
+    return said
+
+
+def whole(answer: Answer) -> None:
+    """Whatever it says, a page can show it."""
+    for table in answer.tables:
+        assert {len(row) for row in table.rows} <= {len(table.header)}, table.title
+        assert all(isinstance(cell, str) for row in table.rows for cell in row)
+    for chart in answer.charts:
+        for series in chart.series:
+            assert len({len(series.x), len(series.y), len(series.low or series.x), len(series.high or series.x)}) == 1, (
+                chart.title
+            )
+    for each in answer.maps:
+        assert [len(row) for row in each.values] == [len(each.columns)] * len(each.rows)
+    assert answer.tables
+    assert answer.limits
+    assert answer.sentence in " ".join(sweep_text(SweepView("a", "b?", answer, (), "c", 1, 1.0, "d")).split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("effort", ["quick", "full"])
+def test_runs_are_valid_and_each_is_there_once(name: str, effort: Any) -> None:
+    made = list(preset(name).runs(effort))
+    assert len(set(made)) == len(made) > 1
+    assert all(RunConfig.model_validate(config.model_dump(mode="json")) == config for config in made)
+    seeds: dict[RunConfig, set[int]] = {}
+    for config in made:
+        seeds.setdefault(config.model_copy(update={"seed": 0}), set()).add(config.seed)
+    assert all(found == set(range(max(3, len(found)))) for found in seeds.values())
+    assert preset(name).name == name
+    assert preset(name).sources
+
+
+def test_an_unknown_preset() -> None:
+    with pytest.raises(ArgumentError, match=r"'convergense'.*convergence, lr-sensitivity"):
+        preset("convergense")
+
+
+def drifting(config: RunConfig) -> float:
+    """The best rate moves by one and a half powers of two a doubling of the width, under 1/√d alone."""
+    best = -7.0 if config.model.rule == "mup" else -5.5 - 1.5 * math.log2(config.model.width / 32)
+    best += 30 * noise(config.model_copy(update={"optimiser": RunConfig().optimiser}))
+    return 2.0 + 0.01 * (math.log2(config.optimiser.learning_rate) - best) ** 2
+
+
+def worse(differs: Callable[[RunConfig], bool], by: float = 0.5) -> Losses:
+    return lambda config: same(config) + (by if differs(config) else 0.0)
+
+
+KNOWN: dict[str, tuple[Losses, str, str]] = {
+    "convergence": (worse(lambda c: c.model.rule == "none"), "no scale is behind 1/√d", "+0.500 nats"),
+    "lr-sensitivity": (
+        worse(lambda c: c.model.rule == "none" and c.optimiser.learning_rate > 0.05, 0.7),
+        "No scale is more sensitive than",
+        "+0.200 nats",
+    ),
+    "logit-threshold": (same, "bears a larger κ than", "κ = 8.0"),
+    "entropy-bound": (same, "Entropy without a scale is lower than with 1/√d", "0.1 ≤ 2.00 nats"),
+    "width-transfer": (drifting, "under 1/d is smaller than under 1/√d", "-3.00 powers of two"),
+    "additive-vs-dot": (
+        worse(lambda c: c.model.rule == "none"),
+        "additive attention is ahead of the dot product without a scale",
+        "-0.500 nats",
+    ),
+    "fp16-overflow": (
+        lambda c: NAN if (c.precision.arithmetic, c.model.rule) == ("fp16_naive", "none") else same(c),
+        "breaks at a largest logit of 36",
+        "3 of 3 diverge",
+    ),
+    "clip-vs-scale": (worse(lambda c: c.model.rule == "none"), "is behind 1/√d without any clipping", "+0.500 nats"),
+    "head-widths": (worse(lambda c: not c.model.own_scales), "is behind a scale for each", "+0.500 nats"),
+    "length": (same, "fixed factor in ln n that change is smaller than with 1/√d", "-0.500 nats"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gap_that_is_there_is_told_with_its_number(name: str) -> None:
+    losses, said, number = KNOWN[name]
+    answer = answered(name, losses, gap=True)
+    assert said in answer.sentence
+    numeral = re.compile(r"[+-]?\d+(\.\d+)?")
+    assert numeral.sub("#", answer.number) == numeral.sub("#", number)
+    found, wanted = ([float(each[0]) for each in numeral.finditer(text)] for text in (answer.number, number))
+    assert found == pytest.approx(wanted, abs=0.05)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_gap_is_claimed_where_there_is_none(name: str) -> None:
+    answer = answered(name, same)
+    assert "is not told apart from" in answer.sentence
+    assert not any(claim in answer.sentence for claim in ("is behind", "is ahead of", "is more sensitive", "bears a"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trainings_that_diverged_are_told_and_in_no_mean(name: str) -> None:
+    gone = preset(name).runs("quick")[0]
+    answer = answered(name, lambda config: NAN if config == gone else same(config))
+    assert "Diverged, and thus in no mean and no test: " in answer.sentence
+    assert "1 of 3" in answer.sentence
+    with_all_gone = answered(name, lambda _: NAN)
+    assert "is not told apart from" in with_all_gone.sentence
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_missing_seeds_are_told(name: str) -> None:
+    found = results(name, same)[1:]
+    answer = preset(name).answer(found, rows(name, found))
+    whole(answer)
+    assert "Of 3 seeds " in answer.sentence
+    assert "tests take the seeds that both sides have" in answer.sentence
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_one_seed_no_test_is_made(name: str) -> None:
+    found = [run for run in results(name, KNOWN[name][0], gap=True) if run.config.seed == 0]
+    answer = preset(name).answer(found, rows(name, found, gap=True))
+    whole(answer)
+    assert "no test" in answer.sentence
+    assert "is not told apart from" in answer.sentence
+
+
+def test_a_run_of_no_arm_is_refused() -> None:
+    stray = made_up(
+        preset("length").runs("quick")[0].model_copy(update={"model": RunConfig().model.model_copy(update={"rule": "mup"})}), 2.0
+    )
+    with pytest.raises(LoadError, match=r"model\.rule = 'mup': expected that of one of 1/√d, ln n, fixed"):
+        preset("length").answer([stray], [])

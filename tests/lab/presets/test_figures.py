@@ -1,0 +1,123 @@
+"""What the presets compute, against closed forms; and one sweep that is real."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from attemper.errors import LoadError
+from attemper.lab import sweep as sweeps
+from attemper.lab.comparing import paired
+from attemper.lab.further import NAME, further_rows
+from attemper.lab.presets import preset
+from attemper.lab.presets.bounded import entropy_bound
+from attemper.lab.presets.costs import costs
+from attemper.lab.presets.logit_threshold import broken_at
+from attemper.lab.presets.lr_sensitivity import sensitivity
+from attemper.lab.presets.remedies import SIZES, roundings
+from attemper.lab.presets.telling import few_seeds, verdict
+from attemper.lab.presets.width_transfer import lowest
+from attemper.lab.sweep import Sweep
+from attemper.lab.viewing import view_of
+
+
+def entropy(logits: torch.Tensor) -> torch.Tensor:
+    return torch.special.entr(logits.softmax(-1)).sum(-1)
+
+
+@pytest.mark.parametrize("keys", [2, 3, 17])
+def test_the_bound_is_the_entropy_of_the_sharpest_row_of_its_norm(keys: int) -> None:
+    for sigma in (0.0, 0.5, 3.0, 11.0):
+        row = torch.full((keys,), -sigma / math.sqrt(keys * (keys - 1)), dtype=torch.float64)
+        row[0] = sigma * math.sqrt((keys - 1) / keys)
+        assert row.norm().item() == pytest.approx(sigma)
+        assert entropy_bound(torch.tensor(sigma).double(), keys).item() == pytest.approx(entropy(row).item(), abs=1e-12)
+
+
+def test_no_row_is_below_the_bound() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(5000, 7, generator=generator, dtype=torch.float64) * torch.logspace(-2, 2, 5000)[:, None].double()
+    rows = rows - rows.mean(-1, keepdim=True)
+    assert (entropy(rows) >= entropy_bound(rows.norm(dim=-1), 7) - 1e-12).all()
+    assert entropy_bound(torch.ones(3), 1).tolist() == [0, 0, 0]
+
+
+def test_sensitivity_is_the_mean_above_the_best() -> None:
+    assert sensitivity({1e-3: 2.0, 1e-2: 1.0, 1e-1: 6.0}) == 2.0
+    assert sensitivity({1e-3: 2.0, 1e-2: 2.0}) == 0.0
+
+
+def test_where_the_loss_breaks() -> None:
+    losses = {factor: 2.0 + 0.05 * math.log2(factor) for factor in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)}
+    assert broken_at(losses) == pytest.approx(4.0)
+    assert broken_at(losses, 0.125) == pytest.approx(2**2.5)
+    assert broken_at({1.0: 2.0, 2.0: 2.05, 4.0: math.nan}) == 4.0
+    assert broken_at({1.0: 2.0, 2.0: 2.05}) == math.inf
+
+
+def test_the_lowest_point_of_a_parabola() -> None:
+    assert lowest({x: 3 * (x + 5.3) ** 2 for x in (-10.0, -8.0, -6.0, -4.0)}) == pytest.approx(-5.3)
+    assert lowest({x: x for x in (-10.0, -8.0, -6.0)}) == -10.0  # at the end of the grid
+    assert lowest({-7.0: 1.0}) == -7.0
+
+
+def test_a_verdict_needs_its_test() -> None:
+    clear, unclear = paired([2.0, 2.1, 2.2], [1.0, 1.1, 1.21]), paired([2.0, 2.1, 2.2], [2.1, 2.0, 2.2])
+    assert verdict(clear, "more", "less") == "more"
+    assert verdict(paired([1.0, 1.1, 1.21], [2.0, 2.1, 2.2]), "more", "less") == "less"
+    assert verdict(unclear, "more", "less") == "is not told apart from"
+    assert verdict(paired([], []), "more", "less") == "is not told apart from"
+    assert "p = 0.25" in few_seeds({"a": [None] * 3})  # of three differences of one sign: 2 · ½³
+    assert "no test is possible" in few_seeds({"a": [None]})
+
+
+def test_remedies_break_where_float16_ends() -> None:
+    found = roundings()
+    by = {(row.remedy, row.size): row for row in found}
+    for size in SIZES:
+        overflows = by["naive", size].logit > 65504
+        # Products are rounded to float16 before anything can be subtracted from them.
+        assert (by["maximum subtracted, 16 bits", size].broken > 0) == overflows
+        assert (by["maximum subtracted, float32", size].broken > 0) == overflows
+        assert (by["naive", size].broken > 0) == (by["naive", size].logit > math.log(65504))
+        assert by["QK-norm and scale", size].broken == 0
+    assert by["scale on q, maximum subtracted", 16.0].broken == 0 < by["scale after the product", 16.0].broken
+    assert all(row.error < 0.01 for row in found if row.size <= 0.5 and not row.broken)
+
+
+def test_costs_have_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = costs((7, 11), (5,), 1)
+    assert [(row.attention, row.n) for row in found][:4] == [
+        ("dot, written out", 7),
+        ("dot, attemper.attention", 7),
+        ("additive, written out", 7),
+        ("additive, in tiles", 7),
+    ]
+    assert all(row.milliseconds > 0 for row in found)
+    monkeypatch.setattr("attemper.lab.presets.costs.MOST", 10)
+    left_out = [row.attention for row in costs((7,), (5,), 1) if math.isnan(row.milliseconds)]
+    assert left_out == ["additive, written out"]
+
+
+def test_a_real_sweep_is_answered_and_its_measurement_kept(tmp_path: Path) -> None:
+    asked = preset("entropy-bound")
+    small = {"steps": 2, "evaluate_every": 2, "log_every": 1}
+    runs = tuple(config.model_copy(update=small) for config in asked.runs("quick") if config.seed < 2)
+    folder = tmp_path / "sweep"
+    sweeps.begin(folder, Sweep("entropy-bound", "quick", "a command", runs))
+    found = sweeps.run(folder)
+    view = view_of(folder)
+    assert "0 of all rows fall below the first" in view.answer.sentence
+    kept = (folder / NAME).read_bytes()
+    rows = further_rows(folder, asked.further, found, "quick")
+    assert (folder / NAME).read_bytes() == kept
+    assert {row.run for row in rows} == {run.id for run in found}
+    # The watch saw the same logits that the measurement made anew: without a scale entropies are far lower.
+    rules = {run.id: run.config.model.rule for run in found}
+    mean = {rule: [row.entropy for row in rows if rules[row.run] == rule] for rule in ("none", "inverse")}
+    assert max(mean["none"]) < min(mean["inverse"])
+    assert all(row.from_sigma <= row.from_row <= row.entropy + 1e-6 for row in rows)
+    (folder / NAME).write_bytes(b"no table")
+    with pytest.raises(LoadError, match=r"further\.parquet: .*delete it to have it measured anew"):
+        view_of(folder)

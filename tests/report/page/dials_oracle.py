@@ -47,6 +47,10 @@ class Expected:
     weights: list[float]
     jacobian_norms: Tensor
 
+    def ends(self) -> dict[str, float | None]:
+        """What stands under the histogram."""
+        return {"low": self.low, "high": self.high}
+
 
 def bits(seed: int, index: Tensor) -> Tensor:
     """32 random bits for each (seed, index), int64."""

@@ -26,6 +26,7 @@ SETTINGS = (
     Settings(rule="cosine", tau=10),
     Settings(rule="cosine", tau=100, dtype="float16", rho=0.5),
     Settings(rule="cosine", tau=64, dtype="bfloat16", d=1, n=3),
+    Settings(d=48, n=32, rho=0.5),  # a factor that float32 rounds
     Settings(d=1, n=2),
     Settings(d=1, n=2, dtype="bfloat16", rule="none", rho=1.0),
     Settings(d=2, n=1024, dtype="float16"),
@@ -52,6 +53,8 @@ READ = """() => ({
     [...document.querySelectorAll("#dials [id^='dials-figure-']")].map((each) => [each.id.slice(13), each.dataset.value])),
   counts: [...document.querySelectorAll("#dials-histogram rect")].map((each) => Number(each.dataset.value)),
   weights: [...document.querySelectorAll("#dials-weights rect")].map((each) => Number(each.dataset.value)),
+  texts: Object.fromEntries(
+    [...document.querySelectorAll("#dials dd[id], #dials .axis [id]")].map((each) => [each.id.slice(6), each.textContent])),
 })"""
 
 
@@ -114,6 +117,13 @@ def number(text: str) -> float | None:
     return None if text == "null" else float(text.replace("Infinity", "inf"))
 
 
+def written(text: str) -> float | None:
+    text = text.replace("−", "-").replace("∞", "inf")
+    if text.endswith("%"):
+        return float(text[:-1]) / 100
+    return None if text == "—" else float(text)
+
+
 @pytest.mark.parametrize("at", SETTINGS, ids=str)
 def test_the_numbers_are_those_of_the_oracle(shown: Visit, at: Settings) -> None:
     turn(shown, at)
@@ -136,6 +146,12 @@ def test_the_numbers_are_those_of_the_oracle(shown: Visit, at: Settings) -> None
             assert figures[name] == pytest.approx(value, abs=worst, rel=0), name
         else:
             assert figures[name] == pytest.approx(value, abs=slack, rel=slack), name
+    texts = read["texts"]
+    for name, value in ({f"figure-{key}": each for key, each in wanted.figures.items()} | wanted.ends()).items():
+        # Three digits, or a tenth of a percent.
+        assert written(texts[name]) == (
+            None if value is None else pytest.approx(value, rel=0.006, abs=0.0006 if texts[name].endswith("%") else 1e-9)
+        ), name
     assert read["counts"] == wanted.counts
     # A weight may round the other way, to the next number of its format.
     info = torch.finfo(DTYPES[at.dtype])

@@ -5,14 +5,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attemper.errors import ArgumentError
 from attemper.report.page.dials_words import WORDS
 from attemper.report.page.shell import Script, render_page, render_part, script
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 BINS = 48  # of the histogram, and weights that are drawn; dials_numbers.js has the same
 DTYPES = ("float32", "float16", "bfloat16")
@@ -53,9 +50,12 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class Part:
-    """What a page takes over to have the dials: markup, data by the id of its element, script, style sheets."""
+    """What a page takes over to have the dials: data by the id of its element, script, style sheets, and `html`.
 
-    html: "Markup"
+    That is a `Markup`, which a page's template takes as it is.
+    """
+
+    html: str
     data: Mapping[str, Any]
     script: Script
     styles: tuple[str, ...] = ("dials.css",)

@@ -1,8 +1,9 @@
 """Where the page of a sweep is written."""
 
+import shutil
 from pathlib import Path
 
-from attemper.errors import MissingExtraError
+from attemper.errors import ArgumentError, MissingExtraError
 from attemper.report.files import check_writable, write_whole
 from attemper.report.page import require_page
 from attemper.report.sweeps import SweepView
@@ -25,3 +26,27 @@ def write_page(view: SweepView, path: Path, *, asked_for: bool) -> str:
 
     write_whole(path, sweep_page(view))
     return f"page in {path}"
+
+
+TABLES = ("table.parquet", "further.parquet")
+
+
+def write_docs(view: SweepView, sweep: Path, into: Path) -> None:
+    """The page, the answer as text with its command and time, and the sweep's small tables, in a folder of the sweep's name.
+
+    Raises:
+        MissingExtraError: a package for the page is absent. ArgumentError: they cannot be written there.
+    """
+    folder = into / view.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in TABLES:
+            if (sweep / name).exists():
+                shutil.copyfile(sweep / name, folder / name)
+    except OSError as error:
+        raise ArgumentError("--write-docs", f"{into} ({error.strerror})", "a folder that can be written") from error
+    write_page(view, folder / "page.html", asked_for=True)
+    from attemper.report.sweep_text import sweep_text
+
+    made = f"Made by `{view.command}`: {view.runs} runs, {view.seconds:.0f} s of training in all, on {view.machine}."
+    write_whole(folder / "answer.txt", f"{sweep_text(view)}\n\n{made}\n")

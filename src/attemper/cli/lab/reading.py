@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from attemper.cli.lab.extras import require_lab
-from attemper.cli.lab.page import write_page
+from attemper.cli.lab.page import write_docs, write_page
 from attemper.cli.output import say, write_text
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a sweep.")]
@@ -46,8 +46,14 @@ def list_(
 def report(
     folder: Folder,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the page there.", show_default=False)] = None,
+    docs: Annotated[
+        Path | None,
+        typer.Option(
+            "--write-docs", metavar="FOLDER", help="Also write page, text and small tables below FOLDER.", show_default=False
+        ),
+    ] = None,
 ) -> None:
-    """Say what a sweep came to, with its tables; --html writes the page anew.
+    """Say what a sweep came to, with its tables; --html writes the page anew, --write-docs what a document about it needs.
 
     Exit codes: 0 written, 2 no such sweep, or some of its runs are not over.
     """
@@ -58,6 +64,8 @@ def report(
     view = view_of(folder)
     if html is not None:
         write_page(view, html, asked_for=True)
+    if docs is not None:
+        write_docs(view, folder, docs)
     write_text(sweep_text(view) + "\n")
 
 

@@ -80,6 +80,21 @@ def test_report_has_the_tables(sweep: Path, capsys: Capture) -> None:
     assert f"none          {sum(losses[:2]) / 2:.3f} ± " in out
 
 
+def test_report_writes_what_a_document_needs(sweep: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert main(["lab", "report", str(sweep), "--write-docs", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    folder = tmp_path / "mine"
+    assert sorted(path.name for path in folder.iterdir()) == ["answer.txt", "page.html", "table.parquet"]
+    assert (folder / "table.parquet").read_bytes() == (sweep / "table.parquet").read_bytes()
+    text = (folder / "answer.txt").read_text("utf-8")
+    assert text.startswith(out)
+    assert "Made by `attemper lab run " in text
+    assert ": 4 runs, " in text
+    (tmp_path / "file").write_text("")
+    assert main(["lab", "report", str(sweep), "--write-docs", str(tmp_path / "file")]) == 2
+    assert "--write-docs" in capsys.readouterr().err
+
+
 def test_compare_names_what_tells_two_sweeps_apart(config: Path, sweep: Path, tmp_path: Path, capsys: Capture) -> None:
     assert main(["lab", "run", str(config), "--out", str(tmp_path / "wide"), "--set", "model.head_dim=[4, 8]"]) == 0
     capsys.readouterr()

@@ -116,7 +116,7 @@ def run(folder: Path, jobs: int = 1, tell: Tell = lambda _event: None, ray: str 
         from attemper.lab.cluster import on_ray
 
         on_ray(ray, folder, todo, tell)
-    elif jobs == 1:
+    elif jobs == 1 or len(todo) == 1:
         for config in todo:
             train_one(folder, config, tell)
     elif todo:

@@ -19,7 +19,14 @@ from attemper.errors import ArgumentError, LoadError
 if TYPE_CHECKING:
     from attemper.lab.sweep import Sweep
 
-Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own where more than one.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Runs at a time, each in a process of its own where more than one (default: as many as there are processors).",
+        show_default=False,
+    ),
+]
 Ray = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help='Train on the Ray cluster there; "local" starts one here.', show_default=False),
@@ -43,7 +50,7 @@ def run(
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 to N − 1 of each run.", show_default=False)] = None,
-    jobs: Jobs = 1,
+    jobs: Jobs = None,
     ray: Ray = None,
     html: Html = None,
 ) -> None:  # fmt: skip
@@ -63,7 +70,7 @@ def run(
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the sweep.")],
-    jobs: Jobs = 1,
+    jobs: Jobs = None,
     ray: Ray = None,
     html: Html = None,
 ) -> None:
@@ -99,19 +106,24 @@ def _sweep(what: str, quick: bool, settings: Sequence[str], seeds: int | None) -
     return made if not settings and seeds is None else replace(made, effort="changed" if effort else "")
 
 
-def _train(folder: Path, jobs: int, ray: str | None, html: Path | None) -> None:
+def _train(folder: Path, jobs: int | None, ray: str | None, html: Path | None) -> None:
     from attemper.cli.lab.progress import progress
     from attemper.lab import sweep as sweeps
     from attemper.lab.viewing import view_of
     from attemper.report.sweep_text import sweep_text
 
-    if ray is not None and jobs != 1:
+    if ray is not None and jobs is not None:
         raise ArgumentError("--jobs", jobs, "nothing beside --ray, whose cluster deals the runs out")
     asked = sweeps.read(folder)
     over = len(sweeps.results(folder))
     with progress(len(asked.runs), over) as tell, ended_as_interrupted():
-        sweeps.run(folder, jobs, tell, ray)
+        sweeps.run(folder, jobs or _processors(), tell, ray)
     view = view_of(folder)
     page = write_page(view, folder / "page.html" if html is None else html, asked_for=html is not None)
     write_text(sweep_text(view, tables=False) + "\n")
     sys.stderr.write(f"{folder}: {len(asked.runs)} runs, {len(asked.runs) - over} of them trained now; {page}\n")
+
+
+def _processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

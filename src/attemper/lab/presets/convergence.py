@@ -29,7 +29,7 @@ class Size(NamedTuple):
     log_every: int
 
 
-QUICK = Size((16, 512), 3, 64, 16, 32, 4)
+QUICK = Size((16, 512), 3, 120, 16, 32, 5)
 FULL = Size((16, 64, 128, 256, 512), 5, 400, 16, 64, 10)
 
 
@@ -46,7 +46,7 @@ def runs(effort: Effort) -> list[RunConfig]:
                 optimiser=Optimiser(learning_rate=3e-3, warmup=20),
                 steps=size.steps,
                 batch=size.batch,
-                evaluate_every=size.steps // 4,
+                evaluate_every=size.steps // 8,
                 log_every=size.log_every,
                 seed=seed,
             )

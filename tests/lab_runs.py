@@ -54,6 +54,11 @@ def made_up(
     return result
 
 
+def own_text(words: str) -> str:
+    """A text of enough paragraphs to hold some out."""
+    return "\n\n".join(f"Paragraph {number} has {words}." for number in range(97))
+
+
 def die(_folder: Path, _config: RunConfig) -> None:
     """What a process of a pool does when the system takes it away."""
     os.kill(os.getpid(), signal.SIGKILL)
@@ -67,4 +72,4 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return found
 
 
-__all__ = ["After", "Model", "Optimiser", "Precision", "Task", "die", "files_of", "made_up", "tiny"]
+__all__ = ["After", "Model", "Optimiser", "Precision", "Task", "die", "files_of", "made_up", "own_text", "tiny"]

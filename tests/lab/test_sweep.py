@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from attemper.lab.events import Event
 from attemper.lab.identity import run_id
 from attemper.lab.sweep import Sweep
 from attemper.lab.table import TIMES
-from tests.lab_runs import MODEL, die, files_of, tiny
+from tests.lab_runs import MODEL, TASK, After, die, files_of, own_text, tiny
 from tests.running import ROOT
 
 RUNS = tuple(tiny(seed, model=MODEL.model_copy(update={"rule": rule})) for rule in ("none", "inverse_sqrt") for seed in (0, 1))
@@ -131,6 +132,35 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
     with pytest.raises(LoadError, match=r"no sweep\.json is there"):
         sweeps.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model": MODEL.model_copy(update={"attention": "additive"})}, "model.attention: got 'additive' for the task 'text'"),
+        ({"model": MODEL.model_copy(update={"position": "learned"}), "after": After(lengths=(29,))}, "length: got 29 tokens"),
+        ({"task": TASK.model_copy(update={"path": "/none"})}, "/none: No such file or directory"),
+    ],
+)
+def test_an_impossible_run_is_said_before_any_is_trained(fields: dict[str, object], said: str, tmp_path: Path) -> None:
+    with pytest.raises((ArgumentError, LoadError), match=re.escape(said)):
+        sweeps.begin(tmp_path / "sweep", Sweep("mixed", "", "", (*RUNS, tiny(**fields))))
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_an_own_text_that_was_edited_is_refused(tmp_path: Path) -> None:
+    text, folder = tmp_path / "own.txt", tmp_path / "sweep"
+    text.write_text(own_text("some words"))
+    asked = Sweep("own", "", "", tuple(tiny(seed, task=TASK.model_copy(update={"path": str(text)})) for seed in (0, 1)))
+    sweeps.begin(folder, asked)
+    sweeps.train_one(folder, asked.runs[0], lambda _event: None)
+    text.write_text(own_text("other words"))
+    for again in (lambda: sweeps.run(folder), lambda: sweeps.begin(folder, asked)):
+        with pytest.raises(LoadError, match=r"its runs learn from .*own\.txt, sha256 .*, and now there is"):
+            again()
+    text.write_text(own_text("some words"))
+    sweeps.begin(folder, asked)
+    assert len(sweeps.run(folder)) == 2
 
 
 @pytest.mark.parametrize("change", [{"format": 9}, {"runs": [{"steps": 0}]}, {"runs": None}, {"more": 1}])

@@ -1,5 +1,6 @@
 import json
 import math
+import resource
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from attemper.lab.store.files import RunFiles
 from attemper.lab.tasks import load_task
 from attemper.lab.training import train
 from attemper.monitor.trackers.locking import Lock
-from tests.lab_runs import MODEL, TASK, After, Model, Optimiser, Precision, files_of, tiny
+from tests.lab_runs import MODEL, TASK, After, Model, Optimiser, Precision, files_of, own_text, tiny
 
 
 class StoppedError(Exception):
@@ -121,6 +122,58 @@ def test_a_loss_that_is_no_number_ends_the_run_as_a_result(tmp_path: Path) -> No
     again = train(config, tmp_path)
     assert (again.status, again.ended) == ("diverged", result.ended)
     assert again.curves.loss.shape == (result.ended + 1,)
+
+
+def test_weights_that_the_last_step_ruins_are_a_result_too(tmp_path: Path) -> None:
+    config = tiny(
+        optimiser=Optimiser(name="sgd", learning_rate=1e30, warmup=0, gradient_clip=None), steps=1, after=After(lengths=(17,))
+    )
+    result = train(config, tmp_path)
+    assert (result.status, result.ended) == ("diverged", 0)
+    assert [each.kind for each in result.evaluations] == ["validation"]
+    assert not math.isfinite(result.evaluations[0].loss)
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    text = tmp_path / "own.txt"
+    text.write_text(own_text("some words"))
+    config = tiny(task=TASK.model_copy(update={"path": str(text)}))
+    with pytest.raises(StoppedError, match=r"^5$"):
+        train(config, tmp_path / "sweep", stop_after(5))
+    text.write_text(own_text("other words"))
+    with pytest.raises(LoadError, match=r"trained on .*own\.txt, sha256 .*, and now there is .*own\.txt, sha256"):
+        train(config, tmp_path / "sweep")
+    text.write_text(own_text("some words"))
+    assert train(config, tmp_path / "sweep").status == "done"
+
+
+def test_what_another_process_ended_meanwhile_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny()
+    first = train(config, tmp_path)
+    found = iter([None, RunFiles(tmp_path, run_id(config)).result()])  # not over, and over once it has the lock
+    monkeypatch.setattr(RunFiles, "result", lambda _self: next(found))
+    monkeypatch.setattr(training.Trial, "__init__", lambda *_: pytest.fail("trained again"))
+    assert train(config, tmp_path).seconds == first.seconds
+
+
+def test_a_disk_that_is_full_keeps_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    config = tiny()
+    train(config, tmp_path / "whole")
+    with pytest.raises(StoppedError, match=r"^6$"):
+        train(config, tmp_path / "parts", stop_after(6))
+    kept = RunFiles(tmp_path / "parts", run_id(config)).checkpoint.read_bytes()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)  # Python has SIGXFSZ ignored
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4099, limit[1]))
+    try:
+        with pytest.raises(OSError, match=r"checkpoint\.safetensors"):
+            train(config, tmp_path / "parts")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert RunFiles(tmp_path / "parts", run_id(config)).checkpoint.read_bytes() == kept
+    train(config, tmp_path / "parts")
+    assert files_of(tmp_path / "whole") == files_of(tmp_path / "parts")
 
 
 def test_another_process_is_refused(tmp_path: Path) -> None:

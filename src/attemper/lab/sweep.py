@@ -13,7 +13,7 @@ import queue
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from attemper.lab.identity import run_id
 from attemper.lab.store.curves import one_line
 from attemper.lab.store.files import RunFiles
 from attemper.lab.store.results import RunResult
-from attemper.lab.store.state import replace
+from attemper.lab.store.state import replace as write
 from attemper.lab.table import write_table
-from attemper.lab.training import train
+from attemper.lab.tasks import load_task
+from attemper.lab.training import rehearse, train
 
 FORMAT = 1
 NAME = "sweep.json"
@@ -40,34 +41,58 @@ class Sweep:
     Attributes:
         name: of the preset, or of the configuration file. effort: "quick" or "full"; "" for a file.
         command: that repeats it. runs: the configurations, each once, in order.
+        data: what each of them learns from, with its hash; `begin` finds it out.
     """
 
     name: str
     effort: str
     command: str
     runs: tuple[RunConfig, ...]
+    data: tuple[str, ...] = ()
 
 
 def begin(folder: Path, sweep: Sweep) -> None:
     """Write down what is to be done, or find that it is what the folder is about.
 
     Raises:
-        ArgumentError: the folder holds another sweep or something else, or cannot be written.
+        ArgumentError: the folder holds another sweep or something else, or cannot be written; or a run is impossible.
+        LoadError: a run's data cannot be read, or is not what the folder's runs learned from.
     """
     if (folder / NAME).exists():
         there = read(folder)
         if {run_id(run) for run in there.runs} != {run_id(run) for run in sweep.runs}:
             given = f"{folder}, which holds another sweep ({there.name}, {len(there.runs)} runs, by: {there.command})"
             raise ArgumentError("out", given, "a new folder, or the command that began this one")
+        _check_data(folder, there, [run for run in there.runs if run.task.path])
         return
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        # What a process left that was killed while it began is no one's.
+        if folder.exists() and (not folder.is_dir() or any(not _half(each) for each in folder.iterdir())):
             raise ArgumentError("out", f"{folder}, which holds something else", "a new folder, or an empty one")
+        tasks = {task: load_task(task) for task in dict.fromkeys(run.task for run in sweep.runs)}
+        for config in dict.fromkeys(run.model_copy(update={"seed": 0}) for run in sweep.runs):
+            rehearse(config, tasks[config.task])
+        sweep = replace(sweep, data=tuple(tasks[run.task].data for run in sweep.runs))
         folder.mkdir(parents=True, exist_ok=True)
         fields = asdict(sweep) | {"format": FORMAT, "runs": [run.model_dump(mode="json") for run in sweep.runs]}
-        replace(folder / NAME, json.dumps(fields, indent=1).encode())
+        write(folder / NAME, json.dumps(fields, indent=1).encode())
     except OSError as error:
         raise ArgumentError("out", f"{folder} ({error.strerror})", "a folder that can be written") from error
+
+
+def _half(path: Path) -> bool:
+    return path.name.startswith(f".{NAME}.")
+
+
+def _check_data(folder: Path, sweep: Sweep, runs: Sequence[RunConfig]) -> None:
+    """A text that was edited would give runs of one sweep that learned from different things."""
+    began = dict(zip((run.task for run in sweep.runs), sweep.data, strict=False))
+    for task in dict.fromkeys(run.task for run in runs):
+        now = load_task(task).data
+        if now != began.get(task, now):
+            raise LoadError(
+                f"{folder}: its runs learn from {began[task]}, and now there is {now}; put that back, or give a new folder"
+            )
 
 
 def read(folder: Path) -> Sweep:
@@ -83,7 +108,8 @@ def read(folder: Path) -> Sweep:
         fields: dict[str, Any] = json.loads(path.read_text("utf-8"))
         if fields.pop("format") != FORMAT:
             raise LoadError(f"{path}: written by another version of attemper; expected format {FORMAT}")
-        return Sweep(**fields | {"runs": tuple(RunConfig.model_validate(run) for run in fields["runs"])})
+        runs = tuple(RunConfig.model_validate(run) for run in fields["runs"])
+        return Sweep(**fields | {"runs": runs, "data": tuple(fields.get("data", ()))})
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise LoadError(f"{path}: {one_line(error)}; expected what `attemper lab run` wrote") from error
 
@@ -112,6 +138,7 @@ def run(folder: Path, jobs: int = 1, tell: Tell = lambda _event: None, ray: str 
     """
     sweep = read(folder)
     todo = [config for config in sweep.runs if RunFiles(folder, run_id(config)).result() is None]
+    _check_data(folder, sweep, todo)
     if ray is not None and todo:
         from attemper.lab.cluster import on_ray
 
@@ -122,6 +149,8 @@ def run(folder: Path, jobs: int = 1, tell: Tell = lambda _event: None, ray: str 
     elif todo:
         _in_processes(folder, todo, jobs, tell)
     found = results(folder)
+    for result in found:  # what a process left that was killed once it had written the result
+        RunFiles(folder, result.id).checkpoint.unlink(missing_ok=True)
     if todo or not (folder / "table.parquet").exists():
         write_table(folder / "table.parquet", found)
     return found

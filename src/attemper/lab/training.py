@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attemper.errors import LoadError
 from attemper.lab.arithmetic import LossScale, computing
 from attemper.lab.config import RunConfig
 from attemper.lab.identity import run_id
@@ -49,7 +50,22 @@ def train(config: RunConfig, folder: Path, progress: Progress = lambda _step, _l
     if found is not None:
         return found
     with files.opened(config), threads(config.threads):
-        return Trial(config, files).run(progress)
+        found = files.result()  # another process may have ended it before this one had the lock
+        return Trial(config, files).run(progress) if found is None else found
+
+
+@torch.no_grad()
+def rehearse(config: RunConfig, task: Task) -> None:
+    """Build the model and measure one example of each length that is asked for, so that nothing impossible shows after hours.
+
+    Raises:
+        ArgumentError: the task's model does not have these dials, or cannot be measured at such a length.
+    """
+    with torch.random.fork_rng(devices=[]):
+        model = build(config, task)
+    for length in config.after.lengths:
+        batch = task.validation(length)[0]
+        model(**{name: tensor[:1] for name, tensor in batch.inputs.items()})
 
 
 class Trial:
@@ -89,6 +105,8 @@ class Trial:
                     break
                 if due:
                     self.evaluations.append(self.evaluate("validation", self.step, self.task.validation()))
+                    # The last step may leave weights that no further training loss would tell of.
+                    diverged = self.step == self.config.steps and not math.isfinite(self.evaluations[-1].loss)
                 now = time.perf_counter()
                 if now - saved > SAVE_EVERY and self.step < self.config.steps:
                     self.seconds = before + now - began
@@ -185,11 +203,20 @@ class Trial:
             "loss_scale": [self.loss_scale.factor, self.loss_scale.clean],
             "evaluations": [vars(evaluation) for evaluation in self.evaluations],
             "seconds": self.seconds,
+            "data": self.task.data,
         }
         return State(self.step, tensors, rest)
 
     def restore(self, state: State) -> None:
-        """The inverse of `state`."""
+        """The inverse of `state`.
+
+        Raises:
+            LoadError: the data is not what the run began with.
+        """
+        # A checkpoint of before data was kept in it has none.
+        if state.words.get("data", self.task.data) != self.task.data:
+            given = f"{self.files.checkpoint}: trained on {state.words['data']}, and now there is {self.task.data}"
+            raise LoadError(f"{given}; expected the same data; put it back, or delete {self.files.folder}")
         self.step, self.seconds = state.step, state.words["seconds"]
 
         def under(prefix: str) -> dict[str, Tensor]:

@@ -46,6 +46,8 @@ class RunFiles:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = Lock("out", self.folder)
+            for left in self.folder.glob(".*"):  # half written by a process that was killed
+                left.unlink()
             replace(self.folder / "config.json", config.model_dump_json(indent=1).encode())
         except OSError as error:
             raise ArgumentError("out", f"{self.folder} ({error.strerror})", "a folder that can be written") from error

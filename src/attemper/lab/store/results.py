@@ -32,7 +32,7 @@ class RunResult:
 
     Attributes:
         id: hash of the configuration. config: it.
-        status: "done", or "diverged": the loss or a weight was no finite number, at step `ended`.
+        status: "done", or "diverged": the loss at step `ended`, or the last validation loss, was no finite number.
         ended: the last step, from 0.
         evaluations: in the order in which they were made.
         seconds, tokens_per_second, peak_mib: of the training on the machine it ran on; they differ from run to run.

@@ -94,7 +94,11 @@ def unpack_optimisers(tensors: dict[str, Tensor], words: list[Any]) -> list[dict
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file beside its place, on the disk, and move it there."""
+    """Write a file beside its place, on the disk, and move it there.
+
+    Raises:
+        OSError: it cannot be written, with the file's name; what was there before is there still.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:
@@ -102,6 +106,8 @@ def replace(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-    except BaseException:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk is told of the handle, which has no name
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise

@@ -152,7 +152,7 @@ def test_ctrl_c_ends_in_one_line_and_the_sweep_goes_on(
     until = time.monotonic() + 60
     while not list(folder.glob("runs/*/config.json")) and time.monotonic() < until:
         time.sleep(0.05)
-    time.sleep(1)
+    time.sleep(4)  # until it trains: before, it imports for a second or two
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=60)
     assert (child.returncode, out, err) == (130, "", "attemper: interrupted\n")

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from attemper.errors import LoadError
-from attemper.lab.comparing import holm, paired, spread
+from attemper.lab.comparing import holm, spread
+from attemper.lab.presets.telling import versus
 from attemper.lab.store.results import RunResult
 from attemper.lab.sweep import results
 from attemper.lab.table import flat
@@ -34,8 +35,7 @@ def compared(one: Path, two: Path) -> Table:
     rows, tests = [], []
     for arm in arms:
         pair = [[run for run, row in side.items() if _rest(row, apart) == arm] for side in (first, second)]
-        matched = _by_seed(*pair)
-        tests.append(paired([a.loss for a, _ in matched], [b.loss for _, b in matched]))
+        tests.append(versus(pair[0], pair[1]))
         rows.append([", ".join(f"{name} = {value}" for name, value in arm if _varies(name, first, second)) or "all"])
         rows[-1] += [str(spread([run.loss for run in side])) for side in pair]
     for row, test, p in zip(rows, tests, holm([test.p for test in tests]), strict=True):
@@ -62,8 +62,3 @@ def _rest(row: dict[str, Any], apart: list[str]) -> tuple[tuple[str, str], ...]:
 
 def _varies(name: str, *sides: dict[RunResult, dict[str, Any]]) -> bool:
     return len({str(row.get(name)) for side in sides for row in side.values()}) > 1
-
-
-def _by_seed(one: list[RunResult], two: list[RunResult]) -> list[tuple[RunResult, RunResult]]:
-    others = {run.config.seed: run for run in two}
-    return [(run, others[run.config.seed]) for run in one if run.config.seed in others]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
-
-from torch import Tensor
 
 from attemper.lab.comparing import spread
 from attemper.lab.store.results import RunResult
 from attemper.report.sweeps import Series
 
 Key = TypeVar("Key", bound=Hashable)
+Points = Callable[[RunResult], Mapping[float, float] | Mapping[int, float]]  # y by x
 
 
 def grouped(results: Sequence[RunResult], key: Callable[[RunResult], Key]) -> dict[Key, list[RunResult]]:
@@ -29,25 +27,33 @@ def by_seed(one: Sequence[RunResult], two: Sequence[RunResult]) -> list[tuple[Ru
     return [(run, others[run.config.seed]) for run in one if run.config.seed in others]
 
 
+def series_of(name: str, runs: Sequence[RunResult], points: Points) -> Series:
+    """What each run has at the places on the horizontal axis, as a curve of means over the runs that have it there."""
+    return banded(name, _at(runs, points))
+
+
 def validation_series(name: str, runs: Sequence[RunResult]) -> Series:
     """Validation loss over the steps: mean over the seeds, the band one standard deviation; runs that diverged end there."""
-    at: dict[float, list[float]] = {}
-    for run in runs:
-        for evaluation in run.evaluations:
-            if evaluation.kind == "validation":
-                at.setdefault(evaluation.at, []).append(evaluation.loss)
-    return banded(name, {step: losses for step, losses in sorted(at.items()) if len(losses) == len(runs)})
+    at = _at(runs, lambda run: {each.at: each.loss for each in run.evaluations if each.kind == "validation"})
+    return banded(name, {step: losses for step, losses in at.items() if len(losses) == len(runs)})
 
 
-def figure_series(name: str, runs: Sequence[RunResult], figure: str, layer: int | None = None) -> Series:
-    """A figure of the logits over the logged steps, mean over heads and (without `layer`) layers."""
-    at: dict[float, list[float]] = {}
+def figure_series(name: str, runs: Sequence[RunResult], figure: str) -> Series:
+    """A figure of the logits over the logged steps, mean over heads and layers."""
+
+    def points(run: RunResult) -> dict[float, float]:
+        means = run.curves.figures[figure].flatten(1).nanmean(1)
+        return dict(zip(run.curves.steps.tolist(), means.tolist(), strict=True))
+
+    return series_of(name, runs, points)
+
+
+def _at(runs: Sequence[RunResult], points: Points) -> dict[float, list[float]]:
+    found: dict[float, list[float]] = {}
     for run in runs:
-        values = run.curves.figures[figure]
-        means = (values if layer is None else values[:, layer : layer + 1]).flatten(1).nanmean(1)
-        for step, value in zip(run.curves.steps.tolist(), means.tolist(), strict=True):
-            at.setdefault(step, []).append(value)
-    return banded(name, at)
+        for x, y in points(run).items():
+            found.setdefault(x, []).append(y)
+    return found
 
 
 def banded(name: str, at: dict[float, list[float]]) -> Series:
@@ -58,12 +64,6 @@ def banded(name: str, at: dict[float, list[float]]) -> Series:
     return Series(name, tuple(map(float, spreads)), tuple(each.mean for each in spreads.values()), low, high)
 
 
-def first(run: RunResult, figure: str, logs: int = 1) -> float:
-    """Mean of a figure over the first logged steps, all layers and heads."""
-    return run.curves.figures[figure][:logs].nanmean().item()
-
-
-def smoothed(values: Tensor, window: int) -> list[float]:
-    """Means of windows side by side; the last may be shorter."""
-    edges = [*range(0, len(values), window), len(values)]
-    return [values[start:end].mean().item() for start, end in pairwise(edges)]
+def first(run: RunResult, figure: str) -> float:
+    """Mean of a figure at the first logged step, over all layers and heads."""
+    return run.curves.figures[figure][:1].nanmean().item()

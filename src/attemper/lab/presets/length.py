@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from attemper.lab.comparing import spread
 from attemper.lab.config import After, RunConfig
 from attemper.lab.presets.arms import TEXT_LIMIT, USUAL, Arm, arm_of, seeded, text_base
-from attemper.lab.presets.grouping import banded, grouped
+from attemper.lab.presets.grouping import grouped, series_of
 from attemper.lab.presets.preset import Effort, Preset
 from attemper.lab.presets.telling import compared_table, few_seeds, losses_told, signed, verdict, versus
 from attemper.lab.store.results import RunResult
-from attemper.report.sweeps import Answer, Chart, Series, Table
+from attemper.report.sweeps import Answer, Chart, Table
 
 FIXED, LEARNED = "ln n, fixed", "ln n, learned (SSMax)"
 ARMS = tuple(
@@ -93,7 +93,7 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
                 "Held-out loss over the length",
                 "bytes of an example",
                 "nats a byte",
-                tuple(_series(key.arm, found) for key, found in arms.items()),
+                tuple(series_of(key.arm, found, by_length) for key, found in arms.items()),
                 log_x=True,
                 note="All lengths are judged on about as many bytes. Bands are one standard deviation over the seeds.",
             ),
@@ -108,14 +108,6 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
             few_seeds(arms),
         ),
     )
-
-
-def _series(name: str, runs: Sequence[RunResult]) -> Series:
-    at: dict[float, list[float]] = {}
-    for run in runs:
-        for length, loss in by_length(run).items():
-            at.setdefault(length, []).append(loss)
-    return banded(name, at)
 
 
 def _losses(arms: Mapping[Place, Sequence[RunResult]], lengths: Sequence[int]) -> Table:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from attemper.lab.comparing import spread
 from attemper.lab.config import After, RunConfig
 from attemper.lab.presets.arms import TEXT_LIMIT, Arm, arm_of, seeded, text_base
-from attemper.lab.presets.grouping import banded, grouped
+from attemper.lab.presets.grouping import grouped, series_of
 from attemper.lab.presets.preset import Effort, Preset
 from attemper.lab.presets.telling import few_seeds, losses_told, verdict, versus
 from attemper.lab.store.results import RunResult
-from attemper.report.sweeps import Answer, Chart, Series, Table
+from attemper.report.sweeps import Answer, Chart, Table
 
 BREAK = 0.1  # nats above the loss at κ = 1: laid down before any run was made
 FACTORS = tuple(2.0**power for power in range(-2, 13))
@@ -114,7 +114,7 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
                 "Held-out loss over the factor on the logits",
                 "κ",
                 "nats a byte",
-                tuple(_series(key.arm, found) for key, found in arms.items()),
+                tuple(series_of(key.arm, found, curve) for key, found in arms.items()),
                 log_x=True,
                 note="κ = 1 is the model as it was trained. Bands are one standard deviation over the seeds.",
             ),
@@ -130,14 +130,6 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
             few_seeds(arms),
         ),
     )
-
-
-def _series(name: str, runs: Sequence[RunResult]) -> Series:
-    at: dict[float, list[float]] = {}
-    for run in runs:
-        for factor, loss in curve(run).items():
-            at.setdefault(factor, []).append(loss)
-    return banded(name, at)
 
 
 def _table(arms: Mapping[Place, Sequence[RunResult]]) -> Table:

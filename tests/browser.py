@@ -2,9 +2,11 @@
 
 import os
 import shutil
-from collections.abc import Generator
+import sys
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -61,6 +63,34 @@ class Visit:
     def text(self, selector: str) -> str:
         """The text of the only element that fits."""
         return self.page.locator(selector).inner_text()
+
+
+@pytest.fixture
+def show(browser: Browser, tmp_path: Path) -> Generator[Callable[..., Visit]]:
+    """A function that opens a page, given as text; at the end no page may have loaded, said or tried anything."""
+    visits: list[Visit] = []
+
+    def open_page(text: str, **options: Any) -> Visit:
+        file = tmp_path / f"{len(visits)}.html"
+        file.write_text(text, "utf-8")
+        visits.append(visit(browser, file, **options))
+        return visits[-1]
+
+    yield open_page
+    for each in visits:
+        each.assert_quiet()
+        each.page.context.close()
+
+
+def grave_faults(shown: Visit) -> list[tuple[str, list[str]]]:
+    """What axe finds on the page that is serious or critical, with the elements; the test is skipped where axe-core is not."""
+    axe = Path(sys.prefix) / "axe" / "node_modules" / "axe-core" / "axe.min.js"
+    if not axe.exists():
+        pytest.skip("axe-core is not here; `make test` fetches it where there is npm")
+    shown.page.evaluate(axe.read_text("utf-8"))
+    found = shown.page.evaluate("axe.run()")["violations"]
+    serious = [each for each in found if each["impact"] in ("serious", "critical")]
+    return [(each["id"], [node["html"][:120] for node in each["nodes"][:3]]) for each in serious]
 
 
 def visit(

@@ -1,5 +1,5 @@
 """Fixtures of these tests."""
 
-from tests.browser import browser
+from tests.browser import browser, show
 
-__all__ = ["browser"]
+__all__ = ["browser", "show"]

@@ -2,10 +2,8 @@
 
 import base64
 import math
-import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 from attemper.report.page.dials import BINS, FIGURES, STEPS, controls_page
 from attemper.report.page.dials_words import WORDS
 from attemper.report.page.shell import source
-from tests.browser import Visit, visit
+from tests.browser import Visit, grave_faults, visit
 from tests.report.page.dials_oracle import DTYPES, Settings, bits, expected, normals
 
 pytestmark = pytest.mark.slow
@@ -70,20 +68,13 @@ def shown(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Generat
 
 
 @pytest.fixture
-def opened(browser: Browser, tmp_path: Path):
-    """A function that opens a page of its own; at the end it may have loaded, said or tried nothing."""
-    visits: list[Visit] = []
+def opened(show: Callable[..., Visit]):
+    """A function that opens a page of its own."""
 
     def open_page(language: str = "en", **options) -> Visit:
-        file = tmp_path / f"{len(visits)}.html"
-        file.write_text(controls_page(language), "utf-8")
-        visits.append(visit(browser, file, **options))
-        return visits[-1]
+        return show(controls_page(language), **options)
 
-    yield open_page
-    for each in visits:
-        each.assert_quiet()
-        each.page.context.close()
+    return open_page
 
 
 @pytest.fixture(scope="module")
@@ -306,11 +297,5 @@ def test_light_and_dark_have_their_own_colours(opened) -> None:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("language", WORDS)
 def test_axe_finds_nothing_serious(opened, theme: str, language: str) -> None:
-    axe = Path(sys.prefix) / "axe" / "node_modules" / "axe-core" / "axe.min.js"
-    if not axe.exists():
-        pytest.skip("axe-core is not here; `make test` fetches it where there is npm")
     shown = opened(language, theme=theme)
-    shown.page.evaluate(axe.read_text("utf-8"))
-    found = shown.page.evaluate("axe.run()")["violations"]
-    serious = [each for each in found if each["impact"] in ("serious", "critical")]
-    assert not [(each["id"], [node["html"][:120] for node in each["nodes"][:3]]) for each in serious]
+    assert not grave_faults(shown)

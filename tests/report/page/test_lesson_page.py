@@ -3,19 +3,17 @@
 import functools
 import itertools
 import re
-import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
 
 from attemper.lesson.making import compose
 from attemper.lesson.topics import LANGUAGES, TOPICS
 from attemper.lesson.wording import WORDINGS
 from attemper.report.lessons import Chapter, Item, Part, Picture
 from attemper.report.page.lesson_page import lesson_page, picture_table
-from tests.browser import Visit, visit
+from tests.browser import Visit, grave_faults
 from tests.lesson.measured import measured
 
 
@@ -86,20 +84,13 @@ def test_text_is_no_markup() -> None:
 
 
 @pytest.fixture
-def opened(browser: Browser, tmp_path: Path):
-    """A function that opens the page; at the end it may not have loaded, said or tried anything."""
-    visits: list[Visit] = []
+def opened(show: Callable[..., Visit]):
+    """A function that opens the page."""
 
     def open_page(language: str, **options) -> Visit:
-        file = tmp_path / f"{language}.html"
-        file.write_text(page(language), "utf-8")
-        visits.append(visit(browser, file, **options))
-        return visits[-1]
+        return show(page(language), **options)
 
-    yield open_page
-    for each in visits:
-        each.assert_quiet()
-        each.page.context.close()
+    return open_page
 
 
 @pytest.mark.slow
@@ -119,11 +110,5 @@ def test_every_picture_is_drawn_and_nothing_is_wider_than_the_page(opened, langu
 @pytest.mark.slow
 @pytest.mark.parametrize(("language", "theme"), [("en", "dark"), ("zh", "light")])
 def test_axe_finds_nothing_serious(opened, language: str, theme: str) -> None:
-    axe = Path(sys.prefix) / "axe" / "node_modules" / "axe-core" / "axe.min.js"
-    if not axe.exists():
-        pytest.skip("axe-core is not here; `make test` fetches it where there is npm")
     shown = opened(language, theme=theme)
-    shown.page.evaluate(axe.read_text("utf-8"))
-    found = shown.page.evaluate("axe.run()")["violations"]
-    serious = [each for each in found if each["impact"] in ("serious", "critical")]
-    assert not [(each["id"], [node["html"][:120] for node in each["nodes"][:3]]) for each in serious]
+    assert not grave_faults(shown)

@@ -1,36 +1,28 @@
 """The page of a run in a browser: curves, the map at any step, keys, and what a hostile run cannot make it do."""
 
 import re
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from attemper.checker import BY_CODE
 from attemper.report.page.run_page import run_page
 from attemper.report.runs import RunView
-from tests.browser import Visit, visit
+from tests.browser import Visit, grave_faults
 from tests.report.page import runs
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def opened(browser: Browser, tmp_path: Path):
-    """A function that opens a run's page; at the end no page may have loaded, said or tried anything."""
-    visits: list[Visit] = []
+def opened(show: Callable[..., Visit]):
+    """A function that opens a run's page."""
 
     def open_page(view: RunView, **options) -> Visit:
-        file = tmp_path / f"{len(visits)}.html"
-        file.write_text(run_page(view, BY_CODE, name="a run"), "utf-8")
-        visits.append(visit(browser, file, **options))
-        return visits[-1]
+        return show(run_page(view, BY_CODE, name="a run"), **options)
 
-    yield open_page
-    for each in visits:
-        each.assert_quiet()
-        each.page.context.close()
+    return open_page
 
 
 def drawn(shown: Visit) -> None:
@@ -141,12 +133,6 @@ def test_nonsense_and_hostility(opened, make) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_serious(opened, theme: str) -> None:
-    axe = Path(sys.prefix) / "axe" / "node_modules" / "axe-core" / "axe.min.js"
-    if not axe.exists():
-        pytest.skip("axe-core is not here; `make test` fetches it where there is npm")
     shown = opened(runs.view(), theme=theme)
     shown.page.locator("#as-table summary").click()
-    shown.page.evaluate(axe.read_text("utf-8"))
-    found = shown.page.evaluate("axe.run()")["violations"]
-    serious = [each for each in found if each["impact"] in ("serious", "critical")]
-    assert not [(each["id"], [node["html"][:120] for node in each["nodes"][:3]]) for each in serious]
+    assert not grave_faults(shown)

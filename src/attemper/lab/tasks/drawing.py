@@ -19,26 +19,33 @@ class HeldOut:
     """A fixed set of sequences, and the draw of others.
 
     Args:
-        draw: gives int64 [size, length] from (size, generator).
-        different: how many sequences it can give.
+        draw: gives int64 [size, tokens] from (size, length, generator).
+        length: of the sequences that are held out.
+        different: how many sequences of that length it can give.
 
     Raises:
         ArgumentError: too few for a part of them to be held out.
     """
 
-    def __init__(self, draw: Callable[[int, torch.Generator], Tensor], different: int) -> None:
+    def __init__(self, draw: Callable[[int, int, torch.Generator], Tensor], length: int, different: int) -> None:
         if different < _FEWEST:
             expected = f"at least {_FEWEST}, so that {HELD_OUT} can be held out; raise task.length or task.symbols"
             raise ArgumentError("task", f"{different} different sequences", expected)
-        self._draw = draw
-        self.sequences = draw(HELD_OUT, torch.Generator().manual_seed(_SEED))
-        self._known = _digest(self.sequences)
+        self._draw, self._length = draw, length
+        self._sequences = draw(HELD_OUT, length, torch.Generator().manual_seed(_SEED))
+        self._known = _digest(self._sequences)
+
+    def sequences(self, length: int | None = None) -> Tensor:
+        """Those that are held out; of another length others, drawn with a seed of their own."""
+        if length is None or length == self._length:
+            return self._sequences
+        return self._draw(HELD_OUT, length, torch.Generator().manual_seed(length))
 
     def others(self, size: int, generator: torch.Generator) -> Tensor:
         """Sequences none of which is held out, [size, length]."""
-        drawn = self._draw(size, generator)
+        drawn = self._draw(size, self._length, generator)
         while (again := torch.isin(_digest(drawn), self._known)).any():
-            drawn[again] = self._draw(int(again.sum()), generator)
+            drawn[again] = self._draw(int(again.sum()), self._length, generator)
         return drawn
 
 

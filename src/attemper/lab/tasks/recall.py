@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attemper.lab.tasks.drawing import HELD_OUT, HeldOut
+from attemper.lab.tasks.drawing import HeldOut
 from attemper.lab.tasks.task import IGNORED, Batch
 
 
@@ -29,11 +29,11 @@ class Recall:
     optimum: float | None = 0.0
 
     def __init__(self, length: int, symbols: int) -> None:
-        self._pairs, self._symbols = length, symbols
+        self._symbols = symbols
         self.classes, self.vocabulary, self.tokens = symbols, 2 * symbols, 2 * length + 1
         self.data = f"recall of {length} pairs of {symbols} keys, drawn"
         # Of keys alone and one value: a lower bound of what the tables add to.
-        self._held_out = HeldOut(lambda size, generator: self._draw(size, length, generator), symbols ** (length + 1))
+        self._held_out = HeldOut(self._draw, length, symbols ** (length + 1))
 
     def batch(self, size: int, generator: torch.Generator) -> Batch:
         """Sequences that are not held out."""
@@ -41,9 +41,7 @@ class Recall:
 
     def validation(self, length: int | None = None) -> Sequence[Batch]:
         """256 fixed sequences; of another length others, drawn with a seed of their own."""
-        if length is None or length == self._pairs:
-            return [self._batch(self._held_out.sequences)]
-        return [self._batch(self._draw(HELD_OUT, length, torch.Generator().manual_seed(length)))]
+        return [self._batch(self._held_out.sequences(length))]
 
     def _draw(self, size: int, pairs: int, generator: torch.Generator) -> Tensor:
         table = torch.randint(self._symbols, (size, self._symbols), generator=generator)

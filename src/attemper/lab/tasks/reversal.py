@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attemper.lab.tasks.drawing import HELD_OUT, HeldOut
+from attemper.lab.tasks.drawing import HeldOut
 from attemper.lab.tasks.task import Batch
 
 
@@ -29,7 +29,7 @@ class Reversal:
     def __init__(self, length: int, symbols: int) -> None:
         self.classes, self.vocabulary, self.tokens = symbols, symbols + 1, length
         self.data = f"reversal of {length} of {symbols} symbols, drawn"
-        self._held_out = HeldOut(lambda size, generator: self._draw(size, length, generator), symbols**length)
+        self._held_out = HeldOut(self._draw, length, symbols**length)
 
     def batch(self, size: int, generator: torch.Generator) -> Batch:
         """Sequences that are not held out."""
@@ -37,9 +37,7 @@ class Reversal:
 
     def validation(self, length: int | None = None) -> Sequence[Batch]:
         """256 fixed sequences; of another length others, drawn with a seed of their own."""
-        if length is None or length == self.tokens:
-            return [self._batch(self._held_out.sequences)]
-        return [self._batch(self._draw(HELD_OUT, length, torch.Generator().manual_seed(length)))]
+        return [self._batch(self._held_out.sequences(length))]
 
     def _draw(self, size: int, length: int, generator: torch.Generator) -> Tensor:
         return torch.randint(self.classes, (size, length), generator=generator)

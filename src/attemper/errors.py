@@ -3,6 +3,9 @@
 Every message says what was given, what was expected, and what to do; the command turns each into one line and exit code 2.
 """
 
+import importlib.util
+from collections.abc import Mapping
+
 
 class AttemperError(Exception):
     """Base of every error that attemper raises on purpose."""
@@ -44,3 +47,18 @@ class MissingExtraError(AttemperError, ImportError):
 
 class LoadError(AttemperError):
     """A model or its inputs could not be read: missing, malformed, unsafe, or not what it claims to be."""
+
+
+def require_packages(packages: Mapping[str, str], extra: str, purpose: str) -> None:
+    """Do nothing if the packages can be imported; none is.
+
+    Args:
+        packages: the distribution that each module comes with, by the module's name.
+        extra, purpose: as for `MissingExtraError`.
+
+    Raises:
+        MissingExtraError: one is absent, the first in order.
+    """
+    for module, package in packages.items():
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtraError(package, extra, purpose)

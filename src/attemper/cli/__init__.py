@@ -1,10 +1,9 @@
 """The command `attemper`: parse, call, render, exit code."""
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 
-from attemper.errors import MissingExtraError
+from attemper.errors import MissingExtraError, require_packages
 
 COULD_NOT_RUN = 2
 INTERRUPTED = 130  # what shells give a command that Ctrl-C ended
@@ -19,10 +18,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 clean, 1 findings at or above --fail-on, 2 could not run, 3 nothing to check, 130 interrupted.
     """
-    for package in ("typer", "rich"):
-        if importlib.util.find_spec(package) is None:
-            sys.stderr.write(f"attemper: {MissingExtraError(package, 'cli', 'run the command')}\n")
-            return COULD_NOT_RUN
+    try:
+        require_packages({"typer": "typer", "rich": "rich"}, "cli", "run the command")
+    except MissingExtraError as error:
+        sys.stderr.write(f"attemper: {error}\n")
+        return COULD_NOT_RUN
     try:
         from attemper.cli.app import run
     except KeyboardInterrupt:  # it takes its time

@@ -1,8 +1,6 @@
 """What the lab needs beyond the command."""
 
-import importlib.util
-
-from attemper.errors import MissingExtraError
+from attemper.errors import require_packages
 
 _PACKAGES = {
     "pydantic": "pydantic",
@@ -19,6 +17,4 @@ def require_lab() -> None:
     Raises:
         MissingExtraError: a package of the extra `lab` is absent.
     """
-    for module, package in _PACKAGES.items():
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtraError(package, "lab", "run the lab")
+    require_packages(_PACKAGES, "lab", "run the lab")

@@ -1,8 +1,6 @@
 """What a page needs beyond torch, asked for before anything long runs."""
 
-import importlib.util
-
-from attemper.errors import MissingExtraError
+from attemper.errors import require_packages
 
 _PACKAGES = {"jinja2": "jinja2", "altair": "altair", "markdown_it": "markdown-it-py", "vl_convert": "vl-convert-python"}
 
@@ -13,6 +11,4 @@ def require_page() -> None:
     Raises:
         MissingExtraError: a package of the extra `html` is absent.
     """
-    for module, package in _PACKAGES.items():
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtraError(package, "html", "make a report page")
+    require_packages(_PACKAGES, "html", "make a report page")

@@ -10,7 +10,7 @@ from attemper.errors import LoadError
 from attemper.lab.presets.preset import Effort, Further
 from attemper.lab.store.files import to_parquet
 from attemper.lab.store.results import RunResult
-from attemper.lab.store.state import replace
+from attemper.report.files import write_whole
 
 NAME = "further.parquet"
 
@@ -34,7 +34,7 @@ def write_rows(path: Path, further: Further, rows: Sequence[Any]) -> None:
     import pyarrow as pa
 
     columns = {name: [getattr(row, name) for row in rows] for name in further.row._fields}
-    replace(path, to_parquet(pa.table(columns)))
+    write_whole(path, to_parquet(pa.table(columns)))
 
 
 def read_rows(path: Path, further: Further) -> list[Any]:

@@ -24,10 +24,10 @@ from attemper.lab.identity import run_id
 from attemper.lab.store.curves import one_line
 from attemper.lab.store.files import RunFiles
 from attemper.lab.store.results import RunResult
-from attemper.lab.store.state import replace as write
 from attemper.lab.table import write_table
 from attemper.lab.tasks import load_task
 from attemper.lab.training import rehearse, train
+from attemper.report.files import write_whole
 
 FORMAT = 1
 NAME = "sweep.json"
@@ -75,7 +75,7 @@ def begin(folder: Path, sweep: Sweep) -> None:
         sweep = replace(sweep, data=tuple(tasks[run.task].data for run in sweep.runs))
         folder.mkdir(parents=True, exist_ok=True)
         fields = asdict(sweep) | {"format": FORMAT, "runs": [run.model_dump(mode="json") for run in sweep.runs]}
-        write(folder / NAME, json.dumps(fields, indent=1).encode())
+        write_whole(folder / NAME, json.dumps(fields, indent=1).encode())
     except OSError as error:
         raise ArgumentError("out", f"{folder} ({error.strerror})", "a folder that can be written") from error
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from attemper.lab.store.curves import to_parquet
 from attemper.lab.store.results import RunResult
-from attemper.lab.store.state import replace
+from attemper.report.files import write_whole
 
 TIMES = ("seconds", "tokens_per_second", "peak_mib", "machine")  # differ each time that a run is trained
 
@@ -21,7 +21,7 @@ def write_table(path: Path, results: Sequence[RunResult]) -> None:
     rows = [row_of(result) for result in results]
     names = list(dict.fromkeys(name for row in rows for name in row if name not in TIMES))
     columns = {name: [row.get(name) for row in rows] for name in (*names, *TIMES)}
-    replace(path, to_parquet(pa.table(columns)))
+    write_whole(path, to_parquet(pa.table(columns)))
 
 
 def row_of(result: RunResult) -> dict[str, Any]:

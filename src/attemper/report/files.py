@@ -56,8 +56,8 @@ def _is_one(one: Path, two: Path) -> bool:
     return one == two or (one.exists() and two.exists() and one.samefile(two))
 
 
-def write_whole(path: "str | os.PathLike[str]", text: str) -> None:
-    """Write a text file beside its place and move it there, so that a reader sees the old file or the new one.
+def write_whole(path: "str | os.PathLike[str]", content: str | bytes) -> None:
+    """Write a file, text as UTF-8, beside its place and move it there, so that a reader sees the old file or the new one.
 
     A link is followed: what it leads to is replaced.
 
@@ -65,21 +65,21 @@ def write_whole(path: "str | os.PathLike[str]", text: str) -> None:
         OSError: it cannot be written, and the error names it; nothing is left behind.
     """
     try:
-        _write_whole(Path(os.path.realpath(path)), text)
+        _write_whole(Path(os.path.realpath(path)), content.encode() if isinstance(content, str) else content)
     except BrokenPipeError:  # nobody reads any more
         raise
     except OSError as error:  # writing to a file that is open says only why
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
-def _write_whole(path: Path, text: str) -> None:
+def _write_whole(path: Path, content: bytes) -> None:
     if path.exists() and not path.is_file():  # /dev/stdout, a pipe: there is nothing to replace
-        path.write_text(text, "utf-8")
+        path.write_bytes(content)
         return
     handle, name = _beside(path)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~umask()

@@ -25,8 +25,8 @@ from attemper.lab.config import RunConfig
 from attemper.lab.store.curves import HEADS, STEPS, heads_table, one_line, steps_table, to_parquet
 from attemper.lab.store.recorder import Recorder
 from attemper.lab.store.results import Evaluation, RunResult
-from attemper.lab.store.state import replace
 from attemper.monitor.trackers.locking import Lock
+from attemper.report.files import write_whole
 
 
 class RunFiles:
@@ -48,7 +48,7 @@ class RunFiles:
             lock = Lock("out", self.folder)
             for left in self.folder.glob(".*"):  # half written by a process that was killed
                 left.unlink()
-            replace(self.folder / "config.json", config.model_dump_json(indent=1).encode())
+            write_whole(self.folder / "config.json", config.model_dump_json(indent=1).encode())
         except OSError as error:
             raise ArgumentError("out", f"{self.folder} ({error.strerror})", "a folder that can be written") from error
         try:
@@ -80,13 +80,13 @@ class RunFiles:
         from safetensors.torch import save
 
         tensors = recorder.tensors()
-        replace(self.folder / STEPS, to_parquet(steps_table(tensors)))
-        replace(self.folder / HEADS, to_parquet(heads_table(tensors, recorder.layers, recorder.heads)))
+        write_whole(self.folder / STEPS, to_parquet(steps_table(tensors)))
+        write_whole(self.folder / HEADS, to_parquet(heads_table(tensors, recorder.layers, recorder.heads)))
         weights = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
-        replace(self.folder / "model.safetensors", save(weights, {"run": self.id}))
+        write_whole(self.folder / "model.safetensors", save(weights, {"run": self.id}))
         fields = asdict(result) | {"config": result.config.model_dump(mode="json")}
         del fields["folder"]
-        replace(self.folder / "result.json", json.dumps(_null(fields), indent=1, allow_nan=False).encode())
+        write_whole(self.folder / "result.json", json.dumps(_null(fields), indent=1, allow_nan=False).encode())
         self.checkpoint.unlink(missing_ok=True)
 
 

@@ -7,7 +7,6 @@ there whole, of one moment, and a run that goes on from it gives the curve that 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from attemper.errors import LoadError
+from attemper.report.files import write_whole
 
 FORMAT = "1"
 
@@ -42,7 +42,7 @@ def save(path: Path, state: State) -> None:
     words = {"format": FORMAT, "step": str(state.step), "words": json.dumps(state.words)}
     # Tied weights and views would be refused; each name gets memory of its own.
     tensors = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in state.tensors.items()}
-    replace(path, to_bytes(tensors, words))
+    write_whole(path, to_bytes(tensors, words))
 
 
 def load(path: Path) -> State:
@@ -91,23 +91,3 @@ def unpack_optimisers(tensors: dict[str, Tensor], words: list[Any]) -> list[dict
             _, place, index, slot = name.split(".", 3)
             states[int(place)]["state"].setdefault(int(index), {})[slot] = tensor
     return states
-
-
-def replace(path: Path, content: bytes) -> None:
-    """Write a file beside its place, on the disk, and move it there.
-
-    Raises:
-        OSError: it cannot be written, with the file's name; what was there before is there still.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException as error:
-        beside.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # a full disk is told of the handle, which has no name
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise

@@ -1,12 +1,12 @@
 """What the page says, before any script runs."""
 
+import importlib.util
 import re
 from datetime import UTC, datetime
 from html import unescape
 
 import pytest
 
-import attemper.report.page.requirements as requirements
 from attemper.checker import RULES
 from attemper.errors import ArgumentError, MissingExtraError
 from attemper.report import Report, Severity
@@ -100,7 +100,7 @@ def test_a_module_without_a_bound_was_seen() -> None:
 
 
 def test_an_absent_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None if name == "vl_convert" else name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vl_convert" else name)
     with pytest.raises(MissingExtraError, match=r"vl-convert-python is needed to .*: pip install 'attemper\[html\]'"):
         pages.report().to_html()
 

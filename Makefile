@@ -96,7 +96,7 @@ tsan:  ## the kernel's threads, and four callers at once, under the thread sanit
 	$(RACES) build/tsan/harness --count $(COUNT) --threads 4 --concurrent 4
 
 clean:  ## remove everything that was made here
-	rm -rf $(VENV) build dist docs/_build docs/rules docs/generated .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist docs/_build docs/rules docs/generated docs/scale-rules docs/statistics .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -18,7 +18,7 @@ _TO_TEX = uni2tex_table | {ord("·"): r"\cdot "}
 
 
 def mathml(node: nodes.math | nodes.math_block, block: bool) -> str:
-    """A formula in LaTeX as MathML; what cannot be converted is a warning of Sphinx, which ends the build, and is shown as it is."""
+    """A formula in LaTeX as MathML; one that cannot be converted is shown as it is, and is a warning, which fails the build."""
     tex = node.astext()
     try:
         return tex2mathml(tex.translate(_TO_TEX), as_block=block)

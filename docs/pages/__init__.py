@@ -1,4 +1,4 @@
-"""A Sphinx extension that writes pages before Sphinx reads them: from tables in the code, from its docstrings, from measurements."""
+"""A Sphinx extension that writes pages before Sphinx reads them, from tables and docstrings in the code and from measurements."""
 
 from pathlib import Path
 

@@ -102,8 +102,5 @@ def alarms_table() -> str:
     """The table of the alarms of a training run."""
     return table(
         ("code", "name", "severity", "what is found", "source"),
-        (
-            (f"[{rule.code}](rules/{rule.code}.md)", rule.name, str(rule.severity), rule.summary, rule.source)
-            for rule in TRAINING
-        ),
+        ((f"[{rule.code}](rules/{rule.code}.md)", rule.name, str(rule.severity), rule.summary, rule.source) for rule in TRAINING),
     )

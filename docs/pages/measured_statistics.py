@@ -1,4 +1,4 @@
-"""Every statistic of rows whose logits are normal, over the standard deviation: what the pictures and tables of the pages show."""
+"""Every statistic of rows whose logits are normal, over the standard deviation: what the pages' pictures show."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -42,9 +42,7 @@ def records() -> Mapping[int, tuple[RowStats, ...]]:
 
 def means(statistic: Statistic) -> dict[int, list[float]]:
     """The mean over rows at each standard deviation, by the number of keys."""
-    return {
-        keys: [value_of(rows, statistic).double().mean().item() for rows in of_keys] for keys, of_keys in records().items()
-    }
+    return {keys: [value_of(rows, statistic).double().mean().item() for rows in of_keys] for keys, of_keys in records().items()}
 
 
 def extremes(keys: int = 512) -> dict[str, RowStats]:

@@ -1,6 +1,7 @@
 """Small line charts as SVG within a page: no script, no file of its own, and colours that follow the site's theme (site.css)."""
 
 import html
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -26,16 +27,17 @@ def curves(x: Sequence[float], series: Mapping[str, Sequence[float]], *, x_label
         y = up(tick)
         parts.append(f'<path class="rule" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_number(tick)}</text>')
-    for each in x:
-        if math.log2(each).is_integer():
-            parts.append(f'<text x="{across(each):.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{each:g}</text>')
+    octaves = [each for each in x if math.log2(each).is_integer()]
+    below = _HEIGHT - _BOTTOM + 16
+    parts += [f'<text x="{across(each):.1f}" y="{below}" text-anchor="middle">{each:g}</text>' for each in octaves]
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     parts.append(f'<text class="label" x="{middle}" y="{_HEIGHT - 6}" text-anchor="middle">{html.escape(x_label)}</text>')
     ends = _apart([up(line[-1]) for line in series.values()])
     for number, (name, line) in enumerate(series.items()):
         points = " ".join(f"{across(a):.1f},{up(b):.1f}" for a, b in zip(x, line, strict=True))
         parts.append(f'<polyline class="line{number}" stroke-dasharray="{_DASHES[number]}" points="{points}"/>')
-        parts.append(f'<text class="name{number}" x="{_WIDTH - _RIGHT + 6}" y="{ends[number] + 4:.1f}">{html.escape(name)}</text>')
+        end = f'x="{_WIDTH - _RIGHT + 6}" y="{ends[number] + 4:.1f}"'
+        parts.append(f'<text class="name{number}" {end}>{html.escape(name)}</text>')
     return "```{raw} html\n" + "\n".join([*parts, "</svg>"]) + "\n```\n"
 
 
@@ -73,7 +75,7 @@ def _apart(places: Sequence[float], least: float = 14.0) -> list[float]:
     """The places of names, moved so far that none covers another, within the picture."""
     order = sorted(range(len(places)), key=lambda each: places[each])
     moved = list(places)
-    for before, after in zip(order, order[1:], strict=False):
+    for before, after in itertools.pairwise(order):
         moved[after] = max(moved[after], moved[before] + least)
     over = max(moved) - (_HEIGHT - _BOTTOM)
     return [place - max(0.0, over) for place in moved]

@@ -13,7 +13,7 @@ class Words:
     """The words on one rule.
 
     Attributes:
-        formula: of the factor, in LaTeX; variance: of the logits at initialisation, in LaTeX, with s for the factor where it helps.
+        formula: of the factor, in LaTeX; variance: of the logits at initialisation, in LaTeX.
         reading: when to use it and how to read it, in MyST.
         calls: how it is written, for the table of figures.
         config: of a model that scales so, as transformers names its fields; empty where no config calls for the rule.
@@ -38,9 +38,10 @@ RULES: Mapping[type[Scale], Words] = {
         formula=r"s = \frac{1}{\sqrt d}",
         variance=r"s^2 d = 1",
         reading=(
-            "The rule to take where nothing speaks against it, and what `scale=None` means. It holds the variance of the logits at "
-            "1 whatever the width, as long as entries of q and k are independent and of variance 1. Training undoes that: trained "
-            "logits with a standard deviation of 5 are no fault of the rule. d is the width of one head, not of the model."
+            "The rule to take where nothing speaks against it, and what `scale=None` means. It holds the variance of the "
+            "logits at 1 whatever the width, as long as entries of q and k are independent and of variance 1. Training undoes "
+            "that: trained logits with a standard deviation of 5 are no fault of the rule. d is the width of one head, not of "
+            "the model."
         ),
         calls=("InverseSqrt()",),
         config={"model_type": "llama"},
@@ -50,10 +51,10 @@ RULES: Mapping[type[Scale], Words] = {
         formula=r"s = c",
         variance=r"c^2 d",
         reading=(
-            "Right where something else sets the size of the logits: an initial W_q that has 1/√d inside (T5), or norms on q and k "
-            "with learned gains. With neither, the standard deviation of the logits is √d, and rows are saturated before the "
-            "first step: how many, [saturated](../statistics/saturated.md) shows at a standard deviation of 8, that of width 64. Weights "
-            "trained under it must not be run under 1/√d, nor the other way round."
+            "Right where something else sets the size of the logits: an initial W_q that has 1/√d inside (T5), or norms on q "
+            "and k with learned gains. With neither, the standard deviation of the logits is √d, and rows are saturated before "
+            "the first step: how many, [saturated](../statistics/saturated.md) shows at a standard deviation of 8, that of "
+            "width 64. Weights trained under it must not be run under 1/√d, nor the other way round."
         ),
         calls=("Constant()", "Constant(0.125)"),
         config={"model_type": "t5"},
@@ -63,9 +64,10 @@ RULES: Mapping[type[Scale], Words] = {
         formula=r"s = \frac{m}{d}",
         variance=r"\frac{m^2}{d}",
         reading=(
-            "For models whose width grows while the learning rate stays: q and k align in training, q·k then grows like d, and 1/d "
-            "keeps the logits where they were. The price is paid at the start, where the logits of wide heads are small and "
-            "attention is nearly uniform. `Inverse(d0**0.5)` is 1/√d at the width `d0`, at which hyperparameters were found."
+            "For models whose width grows while the learning rate stays: q and k align in training, q·k then grows like d, and "
+            "1/d keeps the logits where they were. The price is paid at the start, where the logits of wide heads are small "
+            "and attention is nearly uniform. `Inverse(d0**0.5)` is 1/√d at the width `d0`, at which hyperparameters were "
+            "found."
         ),
         calls=("Inverse()", "Inverse(8.0)"),
         config={"model_type": "inkling_text"},
@@ -75,9 +77,9 @@ RULES: Mapping[type[Scale], Words] = {
         formula=r"s = \sqrt d",
         variance=r"\frac{s^2}{d} = 1 \quad \text{for } \lVert q \rVert = \lVert k \rVert = 1",
         reading=(
-            "Only for q and k of length 1: their product is a cosine, whose variance is 1/d. On operands that were not normalised "
-            "it multiplies where 1/√d divides, and logits are d times too large. Logits stay within ±√d, so that the largest "
-            "weight is bounded too."
+            "Only for q and k of length 1: their product is a cosine, whose variance is 1/d. On operands that were not "
+            "normalised it multiplies where 1/√d divides, and logits are d times too large. Logits stay within ±√d, so that "
+            "the largest weight is bounded too."
         ),
         calls=("Sqrt()",),
         config={"model_type": "ngpt"},
@@ -87,8 +89,8 @@ RULES: Mapping[type[Scale], Words] = {
         formula=r"s = \frac{1}{\sqrt{n d}}",
         variance=r"\frac{1}{n}",
         reading=(
-            "For logits that are a sum: content with content, content with position, position with content. The figure is that of "
-            "one product; the whole sum has variance 1. A port that drops the terms of position must not keep their n."
+            "For logits that are a sum: content with content, content with position, position with content. The figure is that "
+            "of one product; the whole sum has variance 1. A port that drops the terms of position must not keep their n."
         ),
         calls=("InverseSqrtTerms(3)", "InverseSqrtTerms(0.5)"),
         config={"model_type": "zamba2"},
@@ -98,8 +100,8 @@ RULES: Mapping[type[Scale], Words] = {
         formula=r"s = \frac{1}{\sqrt a}",
         variance=r"\frac{d}{a}",
         reading=(
-            "The number stands in the config (`query_pre_attn_scalar`) and need not be the head's width: read it, do not compute "
-            "it. A port that puts 1/√d in its place is right on the sizes where the two agree and wrong on the others."
+            "The number stands in the config (`query_pre_attn_scalar`) and need not be the head's width: read it, do not "
+            "compute it. A port that puts 1/√d in its place is right on the sizes where the two agree and wrong on the others."
         ),
         calls=("QueryPreAttnScalar(144)", "QueryPreAttnScalar(256)"),
         config={"model_type": "gemma2", "query_pre_attn_scalar": 144},
@@ -109,8 +111,8 @@ RULES: Mapping[type[Scale], Words] = {
         formula=r"s = a",
         variance=r"a^2 d",
         reading=(
-            "The number stands in the config (`attention_multiplier`). It was found at one width and carried to others, so nothing "
-            "in the shape of the model tells it. A missing entry means 1.0, which is no scale."
+            "The number stands in the config (`attention_multiplier`). It was found at one width and carried to others, so "
+            "nothing in the shape of the model tells it. A missing entry means 1.0, which is no scale."
         ),
         calls=("AttentionMultiplier(0.015625)",),
         config={"model_type": "granite", "attention_multiplier": 0.015625},
@@ -120,9 +122,9 @@ RULES: Mapping[type[Scale], Words] = {
         formula=r"s = \frac{s_0}{l + 1}",
         variance=r"\frac{s_0^2\,d}{(l + 1)^2}",
         reading=(
-            "For stacks whose activations grow with depth, so that products stay within float16. The first layer is as without it; "
-            "a config that switches it off for weights that were trained with it changes every layer but that one. `rule.at(l)` "
-            "binds the layer, which the call does not know."
+            "For stacks whose activations grow with depth, so that products stay within float16. The first layer is as without "
+            "it; a config that switches it off for weights that were trained with it changes every layer but that one. "
+            "`rule.at(l)` binds the layer, which the call does not know."
         ),
         calls=("InverseLayer()",),
         config={"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True},
@@ -147,8 +149,8 @@ RULES: Mapping[type[Scale], Words] = {
         formula=r"s = s_0\,a^2, \qquad a = \sqrt{1 + \frac{\ln\sigma}{\ln n_0}}",
         variance=r"s_0^2\,d\;a^4",
         reading=(
-            "As [Yarn](Yarn.md), with another a, which knows the length n₀ of training: a² is ln(σ n₀) / ln n₀, so that logits grow as the "
-            "logarithm of the length does."
+            "As [Yarn](Yarn.md), with another a, which knows the length n₀ of training: a² is ln(σ n₀) / ln n₀, so that logits "
+            "grow as the logarithm of the length does."
         ),
         calls=("LongRope(32.0, 4096)", "LongRope(4.0, 8192)"),
         config={
@@ -162,9 +164,9 @@ RULES: Mapping[type[Scale], Words] = {
         formula=r"s = s_0\,m^2, \qquad m = 0.1\,w \ln\sigma + 1",
         variance=r"s_0^2\,d\;m^4",
         reading=(
-            "For multi-head latent attention, where the factor is on the scale and the rotation carries none. d is the width of "
-            "the part without RoPE and the part with it together. m² is 1.87 for σ = 40: a port without it agrees on texts of one "
-            "token and drifts from there."
+            "For multi-head latent attention, where the factor is on the scale and the rotation carries none. d is the width "
+            "of the part without RoPE and the part with it together. m² is 1.87 for σ = 40: a port without it agrees on texts "
+            "of one token and drifts from there."
         ),
         calls=("MScale(40.0)", "MScale(40.0, 0.707)"),
         config={"model_type": "deepseek_v3", "rope_parameters": {"rope_type": "yarn", "factor": 40.0, "mscale_all_dim": 1.0}},
@@ -225,8 +227,8 @@ RULES: Mapping[type[Scale], Words] = {
         formula=r"s_p = s_0\left(1 + \frac{p + 1}{L}\right)^a",
         variance=r"s_p^2\,d",
         reading=(
-            "A power in the place of a logarithm: it differs from the base from the first position on, so that short texts show "
-            "it already."
+            "A power in the place of a logarithm: it differs from the base from the first position on, so that short texts "
+            "show it already."
         ),
         calls=("Beam()",),
         config={"model_type": "beam", "layer_types": ["global"], "rope_parameters": {"global": None}},
@@ -238,8 +240,8 @@ RULES: Mapping[type[Scale], Words] = {
         variance=r"\frac{s^2}{d} \quad \text{for } \lVert q \rVert = \lVert k \rVert = 1",
         reading=(
             "Logits are a temperature times a cosine, and never leave ±b: no key gets more than e^(2b) times the weight of "
-            "another. Use it with q and k divided by their lengths, and leave weight decay off the temperature, "
-            "or it drifts to 1. At the start s is 10: one wants rows to be able to choose from the beginning."
+            "another. Use it with q and k divided by their lengths, and leave weight decay off the temperature, or it drifts "
+            "to 1. At the start s is 10: one wants rows to be able to choose from the beginning."
         ),
         calls=("Cosine()",),
         config={"model_type": "swinv2"},
@@ -249,9 +251,9 @@ RULES: Mapping[type[Scale], Words] = {
         formula=r"s_n = s_0\,\theta \ln n",
         variance=r"s_0^2\,d\,(\theta \ln n)^2",
         reading=(
-            "For models that must keep a key in sight among ever more others: with a fixed scale the weight of one key falls as n "
-            "grows, and ln n makes up for it. Start from `initial=1/ln(n)` of the training length where a model goes on from "
-            "1/√d. The first query's factor is 0, which changes nothing, as it has one key."
+            "For models that must keep a key in sight among ever more others: with a fixed scale the weight of one key falls "
+            "as n grows, and ln n makes up for it. Start from `initial=1/ln(n)` of the training length where a model goes on "
+            "from 1/√d. The first query's factor is 0, which changes nothing, as it has one key."
         ),
         calls=("LogLength()",),
     ),
@@ -268,9 +270,9 @@ RULES: Mapping[type[Scale], Words] = {
         formula=r"s = s_0 \exp(\min(\max(\theta, \ln a), \ln b))",
         variance=r"s_0^2\,d\;e^{2\theta}",
         reading=(
-            "Lets each head find its own sharpness. The factor is positive and bounded; at a bound its gradient is 0, so look at "
-            "the parameter where a head stands still. With one factor for all heads it is a temperature of the layer. Weight decay "
-            "pulls towards the base, not towards 0."
+            "Lets each head find its own sharpness. The factor is positive and bounded; at a bound its gradient is 0, so look "
+            "at the parameter where a head stands still. With one factor for all heads it is a temperature of the layer. "
+            "Weight decay pulls towards the base, not towards 0."
         ),
         calls=("Learned()", "Learned(initial=2.0)"),
     ),

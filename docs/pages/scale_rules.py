@@ -1,6 +1,6 @@
 """A page for each scale rule of `attemper.scales`, their index, and the table of who uses which.
 
-Formula and assumptions are the docstring's, users the table's, figures the rule's own answers, and what check says is said by check.
+Definition and assumptions are the docstring's, users the table's, figures the rule's own answers; what check says is asked of it.
 """
 
 import inspect
@@ -16,6 +16,11 @@ from docs.pages.markdown import contents, table
 from docs.pages.scale_rule_texts import RULES, Words
 from docs.pages.scale_verdicts import verdicts
 
+_SYMBOLS = (
+    "Each is an object of `attemper.scales`; what they share is on [](../scales.md). d is the width of a head, s₀ the factor of "
+    "the rule below (`base`), p the query's position from 0, l the layer from 0, n the number of visible keys. The variance is "
+    "that of the logits at initialisation."
+)
 _WIDTHS, _WIDTH = (32, 64, 128, 256), 64
 _LAYERS = (0, 1, 5, 11, 23)
 _POSITIONS = (0, 1023, 8191, 16383, 131071, 1048575)
@@ -39,9 +44,7 @@ def index() -> str:
         rows.append((f"[{rule.__name__}]({rule.__name__}.md)", f"${words.formula}$", f"${words.variance}$", users))
     parts = [
         "# Scale rules, one by one",
-        "Each is an object of `attemper.scales`; what they share is on [](../scales.md). d is the width of a head, s₀ the factor of "
-        "the rule below (`base`), p the query's position from 0, l the layer from 0, n the number of visible keys. The variance is that of "
-        "the logits at initialisation.",
+        _SYMBOLS,
         table(("rule", "factor", "variance", "used by"), rows),
         contents(rule.__name__ for rule in RULES),
     ]

@@ -42,7 +42,9 @@ def verdicts(rule: type[Scale], words: Words, made: Callable[[str], Scale]) -> s
         rows = list(_mixed_up(words, made))
         fields = ", ".join(f"`{name}={value!r}`" for name, value in words.config.items() if name != "model_type")
         called = f"`{words.config['model_type']}`" + (f" with {fields}" if fields else "")
-        where = f"A model of the architecture {called}, heads of width {_WIDTH}" + (f", layer {words.layer}" if words.layer else "")
+        where = f"A model of the architecture {called}, heads of width {_WIDTH}" + (
+            f", layer {words.layer}" if words.layer else ""
+        )
         if made(words.expected).depends_on_position:
             where += f", {_QUERIES} positions"
         parts.append(f"{where}, calls for `{words.expected}`. If something else is applied:")

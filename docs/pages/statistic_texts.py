@@ -54,9 +54,10 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="n",
         sink=_NOT_COUNTED,
         reading=(
-            "0 is a row that nothing can attend to: its output is 0, its gradient is 0, and it is left out of every mean. 1 is a row "
-            "without a choice, such as the first one under the causal rule: its weight is 1 whatever the logits are, so it is left out of "
-            "normalized entropy and of the share of saturated rows. A real token with an empty row is a fault of the mask."
+            "0 is a row that nothing can attend to: its output is 0, its gradient is 0, and it is left out of every mean. 1 is "
+            "a row without a choice, such as the first one under the causal rule: its weight is 1 whatever the logits are, so "
+            "it is left out of normalized entropy and of the share of saturated rows. A real token with an empty row is a "
+            "fault of the mask."
         ),
         lines="print(rows.count[0, 0, :4].tolist(), (rows.count == 0).sum().item())",
         codes=("ATT401",),
@@ -73,10 +74,10 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="as large as that logit",
         sink=_NOT_COUNTED,
         reading=(
-            "Two different things make it large. Either one key stands out, and then [centred_max](centred_max.md) is large too; or the whole "
-            "row is shifted by an offset, which the softmax ignores, and which only costs digits in 16 bits. Over n keys whose logits "
-            "are normal with standard deviation σ it stays below σ√(2 ln n): about 3.2 σ for 1024 keys. In "
-            "training its course tells more than its size: logits that double and double again come before divergence."
+            "Two different things make it large. Either one key stands out, and then [centred_max](centred_max.md) is large "
+            "too; or the whole row is shifted by an offset, which the softmax ignores, and which only costs digits in 16 bits. "
+            "Over n keys whose logits are normal with standard deviation σ it stays below σ√(2 ln n): about 3.2 σ for 1024 "
+            "keys. In training its course tells more than its size: logits that double and double again come before divergence."
         ),
         lines="print(rows.max.amax(dim=(0, 2)))  # of each head",
         codes=("ATT202",),
@@ -93,9 +94,10 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="of the other keys",
         sink=_NOT_COUNTED,
         reading=(
-            "Seldom of interest by itself: a key with a very small logit gets no weight, and that is all. Far below the rest it points to a "
-            "bias by position (ALiBi goes to −1000 and below on purpose), or to a mask that is written as a large negative number "
-            "which attemper did not take for one. With `max` it gives the spread that a 16-bit format must hold."
+            "Seldom of interest by itself: a key with a very small logit gets no weight, and that is all. Far below the rest "
+            "it points to a bias by position (ALiBi goes to −1000 and below on purpose), or to a mask that is written as a "
+            "large negative number which attemper did not take for one. With `max` it gives the spread that a 16-bit format "
+            "must hold."
         ),
         lines="print((rows.max - rows.min).amax())  # the widest row",
         heads=("min",),
@@ -110,9 +112,9 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="the place of that key",
         sink=_NOT_COUNTED,
         reading=(
-            "The same key in most rows is a sink: the head rests there, often on the first token. The place before the query in most "
-            "rows is a previous-token head. Where weights are near to uniform it is decided by little and says little. After a "
-            "slice of the keys it counts within the slice: `with_key_offset` shifts it before records are merged."
+            "The same key in most rows is a sink: the head rests there, often on the first token. The place before the query "
+            "in most rows is a previous-token head. Where weights are near to uniform it is decided by little and says little. "
+            "After a slice of the keys it counts within the slice: `with_key_offset` shifts it before records are merged."
         ),
         lines="print(rows.argmax[0, 0, -4:].tolist(), rows.argmax[0, 0].bincount().max().item())",
         codes=("ATT301", "ATT302", "ATT304", "ATT305"),
@@ -127,10 +129,10 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="that logit / n, where the others are 0",
         sink=_NOT_COUNTED,
         reading=(
-            "The offset that the row's logits share. The softmax does not feel it, so it is neither good nor bad; but logits of 300 ± 4, "
-            "which real models have, are steps of 2 apart in bfloat16. It comes from a direction that all keys have in common, "
-            "often a bias of the key projection, and can be removed there without any change of the output. It is formed in two "
-            "passes, so that an offset costs it no digits."
+            "The offset that the row's logits share. The softmax does not feel it, so it is neither good nor bad; but logits "
+            "of 300 ± 4, which real models have, are steps of 2 apart in bfloat16. It comes from a direction that all keys "
+            "have in common, often a bias of the key projection, and can be removed there without any change of the output. It "
+            "is formed in two passes, so that an offset costs it no digits."
         ),
         lines="print(rows.mean.abs().amax(), (rows.max - rows.mean).mean())",
         codes=("ATT202", "ATT507"),
@@ -145,9 +147,9 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="that logit² (n − 1) / n², where the others are 0",
         sink=_NOT_COUNTED,
         reading=(
-            "Its root σ is the one number that best tells how sharp a softmax of many keys is, and the horizontal axis of the pictures "
-            "on these pages. 1/√d aims at σ = 1 at initialisation. Below about 0.3 attention all but averages. A row of "
-            "one key has the variance 0."
+            "Its root σ is the one number that best tells how sharp a softmax of many keys is, and the horizontal axis of the "
+            "pictures on these pages. 1/√d aims at σ = 1 at initialisation. Below about 0.3 attention all but averages. A row "
+            "of one key has the variance 0."
         ),
         lines="print(rows.var.sqrt().mean())  # near 1: independent entries of variance 1, divided by the root of their width",
         picture="log",
@@ -161,10 +163,10 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="that logit",
         sink="Its logit is one more term of the sum. An empty row with a sink has the sink's logit.",
         reading=(
-            "What turns a logit into a weight: p = e^(z − lse). It carries gradients, of which the weights are the derivative; its "
-            "square is the z-loss, which keeps logits from drifting (`attemper.nn.z_loss`). It merges records: the share of a part "
-            "is e^(lse of the part − lse of the whole). For normal logits it is near ln n + σ²/2 as long as σ² is small against "
-            "2 ln n. A row whose lse or mean is NaN or infinite is counted as not finite."
+            "What turns a logit into a weight: p = e^(z − lse). It carries gradients, of which the weights are the derivative; "
+            "its square is the z-loss, which keeps logits from drifting (`attemper.nn.z_loss`). It merges records: the share "
+            "of a part is e^(lse of the part − lse of the whole). For normal logits it is near ln n + σ²/2 as long as σ² is "
+            "small against 2 ln n. A row whose lse or mean is NaN or infinite is counted as not finite."
         ),
         lines="print(rows.lse.square().mean())  # the z-loss",
         codes=("ATT507",),
@@ -182,8 +184,9 @@ STATISTICS: tuple[Statistic, ...] = (
         sink="It is one more place for weight: up to ln(n + 1).",
         reading=(
             "How much choice is left: 0 is one key, ln n all keys alike. It depends on n, so compare heads and layers by "
-            "[normalized_entropy](normalized_entropy.md). For normal logits it is near ln n − σ²/2 while σ is small. It carries "
-            "gradients, so that a penalty may hold it up (`attemper.nn.entropy_floor`); those of a row that is one-hot already are 0."
+            "[normalized_entropy](normalized_entropy.md). For normal logits it is near ln n − σ²/2 while σ is small. It "
+            "carries gradients, so that a penalty may hold it up (`attemper.nn.entropy_floor`); those of a row that is one-hot "
+            "already are 0."
         ),
         lines="print(rows.entropy.mean(dim=(0, 2)))  # of each head",
         heads=("mean_entropy",),
@@ -198,9 +201,9 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="1",
         sink="Its squared weight is one more term.",
         reading=(
-            "The chance that two keys, drawn by their weights, are the same one. Its inverse counts keys, as [effective_keys]"
-            "(effective_keys.md) does, with more regard for the large weights. It is stored because [gain](gain.md) and "
-            "[jacobian_norm](jacobian_norm.md) follow from it; read those."
+            "The chance that two keys, drawn by their weights, are the same one. Its inverse counts keys, as "
+            "[effective_keys](effective_keys.md) does, with more regard for the large weights. It is stored because "
+            "[gain](gain.md) and [jacobian_norm](jacobian_norm.md) follow from it; read those."
         ),
         lines="print((1 / rows.p2).mean())  # keys, counted by the squares of their weights",
         codes=("ATT304", "ATT506"),
@@ -215,8 +218,8 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="1",
         sink="Its cubed weight is one more term.",
         reading=(
-            "Stored for [jacobian_norm](jacobian_norm.md) alone. With p2 it bounds the largest weight: p3/p2 ≤ max p ≤ p3^(1/3), "
-            "also after records were merged."
+            "Stored for [jacobian_norm](jacobian_norm.md) alone. With p2 it bounds the largest weight: p3/p2 ≤ max p ≤ "
+            "p3^(1/3), also after records were merged."
         ),
         lines="print((rows.p3 / rows.p2).mean(), rows.peak().mean(), rows.p3.pow(1 / 3).mean())",
         picture="log",
@@ -230,8 +233,9 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="that logit / s",
         sink=_NOT_COUNTED,
         reading=(
-            "What code that writes the product down before it scales must be able to hold. Read [product_absmax](product_absmax.md), "
-            "which has both ends, or [headroom](headroom.md), which holds it against a dtype."
+            "What code that writes the product down before it scales must be able to hold. Read "
+            "[product_absmax](product_absmax.md), which has both ends, or [headroom](headroom.md), which holds it against a "
+            "dtype."
         ),
         lines="print(rows.product_max.amax() / 64**0.5, rows.max.amax())  # alike: no softcap and no bias here",
         codes=("ATT201", "ATT501", "ATT502", "ATT503", "ATT504"),
@@ -247,8 +251,8 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="of the other keys",
         sink=_NOT_COUNTED,
         reading=(
-            "The other end of the range: float16 overflows at −65504 as it does at 65504, and a negative infinity hides a key without a "
-            "word, where a positive one at least makes NaN."
+            "The other end of the range: float16 overflows at −65504 as it does at 65504, and a negative infinity hides a key "
+            "without a word, where a positive one at least makes NaN."
         ),
         lines="print(rows.product_min.amin())",
         codes=("ATT201", "ATT501", "ATT502", "ATT503", "ATT504"),
@@ -263,9 +267,10 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="1",
         sink="It is no key: where it takes all the weight, the peak is near 0.",
         reading=(
-            "Above 0.99 the row is [saturated](saturated.md). A peak of one half still leaves a gain of 0.5 or more: the softmax learns "
-            "best where it hesitates. It is as exact as lse, which is rounded at its own size: float32 logits of 1e5 leave the peak "
-            "known to 1 %. A mean over rows hides what the share of saturated rows shows; histograms of both are in `HeadStats`."
+            "Above 0.99 the row is [saturated](saturated.md). A peak of one half still leaves a gain of 0.5 or more: the "
+            "softmax learns best where it hesitates. It is as exact as lse, which is rounded at its own size: float32 logits "
+            "of 1e5 leave the peak known to 1 %. A mean over rows hides what the share of saturated rows shows; histograms of "
+            "both are in `HeadStats`."
         ),
         lines="print(rows.peak().mean(), rows.peak().median())",
         codes=("ATT301", "ATT302"),
@@ -281,9 +286,9 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="that logit (n − 1)/n, where the others are 0",
         sink=_NOT_COUNTED,
         reading=(
-            "The part of `max` that the softmax feels. A largest logit of 300 with a centred_max of 4 is a healthy row with an offset; with "
-            "a centred_max of 290 it is one key and nothing else. Over n keys a row is saturated only if it passes about "
-            "ln n + 4.6: the weight of the others is least where they are alike."
+            "The part of `max` that the softmax feels. A largest logit of 300 with a centred_max of 4 is a healthy row with an "
+            "offset; with a centred_max of 290 it is one key and nothing else. Over n keys a row is saturated only if it "
+            "passes about ln n + 4.6: the weight of the others is least where they are alike."
         ),
         lines="print(rows.centred_max().amax(), (rows.max.amax() - rows.mean.amax()))",
         codes=("ATT202",),
@@ -300,9 +305,9 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="0",
         sink="It counts as a key would: up to 1 − 1/(n + 1).",
         reading=(
-            "0 is a dead row: whatever the loss wants of its weights, queries and keys do not hear of it. Near 1 is not better than "
-            "0.5: a uniform row has the largest trace and spreads it thinly. Look at where it falls to: below 0.02 the row is "
-            "saturated, below 1e-3 it is less than the rounding of a weight in bfloat16."
+            "0 is a dead row: whatever the loss wants of its weights, queries and keys do not hear of it. Near 1 is not better "
+            "than 0.5: a uniform row has the largest trace and spreads it thinly. Look at where it falls to: below 0.02 the "
+            "row is saturated, below 1e-3 it is less than the rounding of a weight in bfloat16."
         ),
         lines="print(rows.gain().mean(), (rows.gain() < 1e-3).float().mean())",
         codes=("ATT304", "ATT506"),
@@ -318,9 +323,10 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="0",
         sink="It counts as a key would.",
         reading=(
-            "A bound on how far the weights move for a small step of the logits, as a multiple of that step. It is small at both ends: for uniform weights over many "
-            "keys, since each has little to give, and for one key, since nothing moves it. It is largest, ½, where two keys share the "
-            "weight. In float32 the difference cancels near one-hot rows: below about 3e-4 it is rounding."
+            "A bound on how far the weights move for a small step of the logits, as a multiple of that step. It is small at "
+            "both ends: for uniform weights over many keys, since each has little to give, and for one key, since nothing "
+            "moves it. It is largest, ½, where two keys share the weight. In float32 the difference cancels near one-hot rows: "
+            "below about 3e-4 it is rounding."
         ),
         lines="print(rows.jacobian_norm().mean())",
         heads=("mean_jacobian_norm",),
@@ -335,8 +341,8 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="1",
         sink="It counts as a key would: up to n + 1.",
         reading=(
-            "The entropy in a unit that one can picture: this head looks at some five keys. It is a count, so means over rows of "
-            "different lengths are ruled by the long ones; use [normalized_entropy](normalized_entropy.md) for those."
+            "The entropy in a unit that one can picture: this head looks at some five keys. It is a count, so means over rows "
+            "of different lengths are ruled by the long ones; use [normalized_entropy](normalized_entropy.md) for those."
         ),
         lines="print(rows.effective_keys()[0, 0, [1, 15, 511]])  # of rows with 2, 16 and 512 visible keys",
         picture="log",
@@ -350,8 +356,8 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="0",
         sink="It is one more place: the divisor is ln(n + 1).",
         reading=(
-            "0 is one key, 1 is uniform, for rows of any length. Above 0.99 a head only averages; whole layers below 0.05 that were "
-            "higher before have collapsed. It falls slowly: over 4096 keys 0.5 still leaves 64 effective keys. Rows "
+            "0 is one key, 1 is uniform, for rows of any length. Above 0.99 a head only averages; whole layers below 0.05 that "
+            "were higher before have collapsed. It falls slowly: over 4096 keys 0.5 still leaves 64 effective keys. Rows "
             "without a choice are NaN, so use `torch.nanmean`."
         ),
         lines="print(rows.normalized_entropy().nanmean(), rows.normalized_entropy()[0, 0, 0])",
@@ -368,9 +374,9 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="true",
         sink="What it takes is missing from the keys: a row whose sink has 0.01 or more is not saturated.",
         reading=(
-            "A saturated row has a gain below 0.02 and next to no gradient. Above one half of the rows, the head's median row is one. It "
-            "is no fault by itself, since heads that match or copy saturate on purpose; of an untrained model, or of most heads "
-            "at once, it says that the logits are too large, mostly for a missing scale."
+            "A saturated row has a gain below 0.02 and next to no gradient. Above one half of the rows, the head's median row "
+            "is one. It is no fault by itself, since heads that match or copy saturate on purpose; of an untrained model, or "
+            "of most heads at once, it says that the logits are too large, mostly for a missing scale."
         ),
         lines="print(rows.saturated().float().mean())",
         codes=("ATT301",),
@@ -386,9 +392,9 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="that logit / s",
         sink=_NOT_COUNTED,
         reading=(
-            "Times the scale it is what QK-clip holds under its threshold, and what the alarms of a training run are about: it is "
-            "taken before the softcap, which hides growth, and before biases, which are large on purpose. Before the scale it is "
-            "√d times larger than the logits, and that is where float16 ends: at 65504."
+            "Times the scale it is what QK-clip holds under its threshold, and what the alarms of a training run are about: it "
+            "is taken before the softcap, which hides growth, and before biases, which are large on purpose. Before the scale "
+            "it is √d times larger than the logits, and that is where float16 ends: at 65504."
         ),
         lines="print(rows.product_absmax().amax(dim=(0, 2)))  # of each head",
         codes=("ATT201", "ATT501", "ATT502", "ATT503", "ATT504"),
@@ -405,9 +411,9 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="65504 s / that logit in float16",
         sink=_NOT_COUNTED,
         reading=(
-            "Below 1, code that writes the product in that dtype before it scales gets infinity and then NaN. Kernels that accumulate in "
-            "float32 are not concerned, and code that scales q first has √d times as much. bfloat16 has the range of float32, so its headroom is never the "
-            "problem; its steps are. The pictures are those of float16."
+            "Below 1, code that writes the product in that dtype before it scales gets infinity and then NaN. Kernels that "
+            "accumulate in float32 are not concerned, and code that scales q first has √d times as much. bfloat16 has the "
+            "range of float32, so its headroom is never the problem; its steps are. The pictures are those of float16."
         ),
         lines="print(rows.headroom(torch.float16).amin(), rows.headroom(torch.bfloat16).amin())",
         codes=("ATT201", "ATT203", "ATT204"),
@@ -424,8 +430,8 @@ STATISTICS: tuple[Statistic, ...] = (
         one_hot="log₂ of headroom",
         sink=_NOT_COUNTED,
         reading=(
-            "Headroom in the unit in which logits grow: in a run whose logits double every thousand steps, three bits are three "
-            "thousand steps. Below 0 the product has overflown."
+            "Headroom in the unit in which logits grow: in a run whose logits double every thousand steps, three bits are "
+            "three thousand steps. Below 0 the product has overflown."
         ),
         lines="print(rows.headroom_bits(torch.float16).amin())",
         codes=("ATT201",),

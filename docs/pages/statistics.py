@@ -21,6 +21,11 @@ query, key, value = torch.randn(3, 1, 8, 512, 64)  # [batch, heads, positions, d
 _, rows = attemper.attention(query, key, value, is_causal=True, return_stats=True)
 """
 
+_INTRODUCTION = (
+    "Each page has the formula, how to read it, its extremes, what it comes to for normal logits, and an example. The words, and "
+    "how records merge, are on [](../statistics.md)."
+)
+
 
 def statistic_pages() -> dict[str, str]:
     """The pages of all statistics and their index, by name."""
@@ -44,8 +49,7 @@ def index() -> str:
 
     parts = [
         "# Statistics, one by one",
-        "Each page has the formula, its extremes, how to read it, what it comes to for normal logits, and an example. The words, and how "
-        "records merge, are on [](../statistics.md).",
+        _INTRODUCTION,
         "## Stored",
         table(head, rows(stored)),
         "## Derived",
@@ -84,7 +88,7 @@ def facts(statistic: Statistic) -> str:
     rows = [
         ("kind", "stored in the record" if stored else "derived from it, by a method"),
         ("shape", "[…, heads, queries]"),
-        ("dtype", str(value.dtype).removeprefix("torch.") + (", float64 for float64 inputs" if value.is_floating_point() else "")),
+        ("dtype", f"{str(value.dtype).removeprefix('torch.')}{', float64 for float64 inputs' * value.is_floating_point()}"),
         ("gradient", "yes, one derivative" if value.requires_grad else "none"),
         ("range", statistic.range),
     ]
@@ -100,12 +104,15 @@ def extremes_table(statistic: Statistic) -> str:
         ("no visible key (an empty row)", shown(measured["empty"]), "512 keys, none of them visible", "empty"),
     )
     rows = [(case, general, of, shown(measured[name])) for case, general, of, name in cases]
-    note = "\n\ns is the scale, 1/8 in the row that was measured; there is no softcap and no bias." if "s" in _symbols(statistic) else ""
-    return table(("the row", "in general", "measured", "value"), rows).rstrip() + note
+    made = table(("the row", "in general", "measured", "value"), rows)
+    if not of_products(statistic):
+        return made.rstrip()
+    return f"{made}\ns is the scale, 1/8 in the row that was measured; there is no softcap and no bias."
 
 
-def _symbols(statistic: Statistic) -> set[str]:
-    return {"s"} if "product" in statistic.name or "headroom" in statistic.name else set()
+def of_products(statistic: Statistic) -> bool:
+    """Whether it is about q·k before the scale."""
+    return statistic.name.startswith(("product", "headroom"))
 
 
 def shown(value: float) -> str:
@@ -132,7 +139,7 @@ def drawn(statistic: Statistic) -> str:
         if place % 2 == 0
     ]
     words = "The mean over rows whose logits are independent and normal, drawn when this page was made (seed 0)."
-    if "product" in statistic.name or "headroom" in statistic.name:
+    if of_products(statistic):
         words += " Products are 8 times the logits, as under 1/√d at width 64."
     return f"{words}\n\n{picture}\n{table(('standard deviation', *named), rows)}"
 
@@ -140,7 +147,8 @@ def drawn(statistic: Statistic) -> str:
 def of_a_head(statistic: Statistic) -> str:
     """Where summaries of heads and the tables of a watched run have it."""
     rows = [(f"`HeadStats.{name}`", first_sentence(getattr(HeadStats, name))) for name in statistic.heads]
-    rows += [(f"`{name}` in the tables and trackers of [`attemper.watch`](../watch.md)", BY_NAME[name].words) for name in statistic.figures]
+    watched = "in the tables and trackers of [`attemper.watch`](../watch.md)"
+    rows += [(f"`{name}` {watched}", BY_NAME[name].words) for name in statistic.figures]
     return table(("name", "what it is"), ((name, words.replace("|", "\\|")) for name, words in rows))
 
 

@@ -1,4 +1,4 @@
-"""Sphinx settings. What is written from tables in the code and from measurements is made by the extension docs.pages."""
+"""Sphinx settings. What is written from tables in the code and from measurements is made by the extension docs.writing."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ project = "attemper"
 author = copyright = "the attemper developers"
 release = version = attemper.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.mathml", "docs.pages"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.mathml", "docs.writing"]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "generated"]

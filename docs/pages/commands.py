@@ -27,7 +27,8 @@ def _below(group: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 def help_of(words: tuple[str, ...]) -> str:
     """What `attemper WORDS --help` prints on a terminal of `WIDTH` columns."""
-    result = CliRunner().invoke(app, [*words, "--help"], prog_name="attemper", env={"COLUMNS": str(WIDTH), "NO_COLOR": "1"})
+    # The command leaves two columns of a terminal free; the runner is told how many are left.
+    result = CliRunner().invoke(app, [*words, "--help"], prog_name="attemper", terminal_width=WIDTH - 2)
     if result.exit_code != 0:
         raise RuntimeError(f"attemper {' '.join(words)} --help: {result.output}")
     return re.sub(r" +$", "", result.stdout, flags=re.MULTILINE).rstrip()

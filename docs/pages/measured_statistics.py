@@ -12,7 +12,7 @@ from docs.pages.statistic_texts import Statistic
 KEYS = (64, 512, 4096)
 DEVIATIONS = tuple(2.0 ** (power / 2) for power in range(-4, 11))  # 0.25 to 32
 SCALE = 0.125  # of the products behind the logits: 1/√64
-_ROWS = 256
+_ROWS = 200
 
 
 def value_of(rows: RowStats, statistic: Statistic) -> Tensor:
@@ -46,9 +46,9 @@ def means(statistic: Statistic) -> dict[int, list[float]]:
 
 
 def extremes(keys: int = 512) -> dict[str, RowStats]:
-    """One row each of uniform weights (all logits 1), of one-hot weights (one logit of 100, the others 0), and without a key."""
+    """One row each of uniform weights (all logits 1), of one-hot weights (one logit of 200, the others 0), and without a key."""
     ones, one_hot = torch.ones(1, 1, keys), torch.zeros(1, 1, keys)
-    one_hot[..., 0] = 100.0
+    one_hot[..., 0] = 200.0  # the others' weights are 0 in float32 too
     nothing = torch.zeros(1, 1, keys, dtype=torch.bool)
     make: Callable[..., RowStats] = RowStats.from_logits
     return {

@@ -22,7 +22,7 @@ def curves(x: Sequence[float], series: Mapping[str, Sequence[float]], *, x_label
     ticks = _octaves(min(values), max(values)) if log else _round(min(values), max(values))
     across = _place(x, True, _LEFT, _WIDTH - _RIGHT)
     up = _place([*ticks, *values], log, _HEIGHT - _BOTTOM, _TOP)
-    parts = [f'<svg class="curves" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(y_label)}">']
+    parts = [f'<div class="curves"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(y_label)}">']
     for tick in ticks:
         y = up(tick)
         parts.append(f'<path class="rule" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
@@ -38,7 +38,7 @@ def curves(x: Sequence[float], series: Mapping[str, Sequence[float]], *, x_label
         parts.append(f'<polyline class="line{number}" stroke-dasharray="{_DASHES[number]}" points="{points}"/>')
         end = f'x="{_WIDTH - _RIGHT + 6}" y="{ends[number] + 4:.1f}"'
         parts.append(f'<text class="name{number}" {end}>{html.escape(name)}</text>')
-    return "```{raw} html\n" + "\n".join([*parts, "</svg>"]) + "\n```\n"
+    return "```{raw} html\n" + "\n".join([*parts, "</svg></div>"]) + "\n```\n"
 
 
 def _number(value: float) -> str:

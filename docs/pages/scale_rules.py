@@ -84,7 +84,8 @@ def parts_of(rule: type[Scale]) -> tuple[str, str, list[tuple[str, str]]]:
     summary, *further = [" ".join(paragraph.split()) for paragraph in body.strip().split("\n\n")]
     formula, _, definition = summary.partition(": ")
     arguments: list[tuple[str, str]] = []
-    for line in inspect.cleandoc(rest).splitlines():
+    several = rf"; (?=(?:{'|'.join(inspect.signature(rule).parameters)}): )"
+    for line in re.sub(several, "\n", inspect.cleandoc(rest)).splitlines():
         name, colon, text = line.partition(": ")
         if colon and re.fullmatch(r"[a-z_, ]+", name):
             arguments.append((name.replace(", ", "`, `"), text))

@@ -100,7 +100,7 @@ def extremes_table(statistic: Statistic) -> str:
     measured = {name: value_of(rows, statistic).flatten()[0].item() for name, rows in extremes().items()}
     cases = (
         ("n logits that are all c (uniform weights)", statistic.uniform, "512 logits of 1", "uniform"),
-        ("one logit far above the others (one-hot weights)", statistic.one_hot, "one logit of 100, 511 of 0", "one_hot"),
+        ("one logit far above the others (one-hot weights)", statistic.one_hot, "one logit of 200, 511 of 0", "one_hot"),
         ("no visible key (an empty row)", shown(measured["empty"]), "512 keys, none of them visible", "empty"),
     )
     rows = [(case, general, of, shown(measured[name])) for case, general, of, name in cases]

@@ -24,7 +24,7 @@ _OURS = "it is attemper's own already"
 
 
 def use(model: nn.Module, *, impl: str = "auto") -> "Use":
-    """Compute the attention of a model by `attemper.attention`, until it is undone.
+    """Compute the attention of a model by `attemper.attention`, until it is undone::
 
         used = attemper.use(model)
         model(**inputs)

@@ -6,6 +6,7 @@ from sphinx.application import Sphinx
 
 from attemper.checker.thresholds import THRESHOLDS
 from attemper.monitor.alarms.thresholds import ALARM_THRESHOLDS
+from docs.pages.api import api_files
 from docs.pages.commands import commands_list
 from docs.pages.files import write, write_folder
 from docs.pages.findings import alarms_table, finding_pages, thresholds_table
@@ -27,6 +28,7 @@ def write_pages(app: Sphinx) -> None:
         "alarms": alarms_table(),
         "weight_families": weight_families_table(),
         "commands": commands_list(),
+        **api_files(),
     }.items():
         write(here / "generated" / f"{name}.md", text)
 

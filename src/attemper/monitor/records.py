@@ -18,7 +18,11 @@ Severity = Literal["error", "warning", "info"]  # the worst first
 
 @dataclass(frozen=True)
 class WeightNorms:
-    """Frobenius norms of the projections of one attention module, as its own layout tells them apart."""
+    """Frobenius norms of the projections of one attention module, as its own layout tells them apart.
+
+    Attributes:
+        query, key, value: of W_q, W_k and W_v, all heads together.
+    """
 
     query: float
     key: float

@@ -55,7 +55,7 @@ def entropy_floor(
     dies with the softmax's own: a head that is one-hot already is not brought back.
 
     Args:
-        rows, query_mask, head_weights: as in `z_loss`.
+        rows, query_mask, head_weights: as in `z_loss`: a record of [..., heads, queries], [batch, queries], and [heads].
         floor: in [0, 1] a share of the entropy of a uniform row; with normalized=False in nats, from 0 on.
         normalized: whether H is divided by ln n.
 

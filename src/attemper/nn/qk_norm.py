@@ -80,7 +80,14 @@ class QKNorm(nn.Module):
         self.k_norm = _Norm(self, shape(kv_heads), **made)
 
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Both, normalised."""
+        """Both, normalised.
+
+        Args:
+            query: [..., heads, tokens, d]; key: [..., kv_heads, tokens, d].
+
+        Returns:
+            (query, key), in their shapes and dtypes.
+        """
         return self.q_norm("query", query), self.k_norm("key", key)
 
     def extra_repr(self) -> str:

@@ -39,7 +39,8 @@ class RowStats:
 
     Read as attributes, each [..., heads, queries]: `count` (int64), `max`, `min`, `argmax` (int64, −1 for an empty row; the
     lowest index on a tie), `mean`, `var` (population variance), `p2` = Σ p², `p3` = Σ p³, `product_max`, `product_min` (of q·k,
-    before the scale). Source: docs/statistics.md.
+    before the scale). The methods from `peak` to `headroom_bits` derive a figure of each row, [..., heads, queries] too.
+    Source: docs/statistics.md.
     """
 
     lse: Tensor

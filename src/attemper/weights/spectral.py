@@ -26,7 +26,7 @@ class SigmaReparam(nn.Module):
     forward pass in training (also at one that activation checkpointing repeats). Computed in float32, or float64 where W is.
 
     Args:
-        weight: W, a matrix of any dtype; in bfloat16 and float16 Ŵ is rounded to its dtype.
+        weight: W, [outputs, inputs], of any dtype; in bfloat16 and float16 Ŵ is rounded to its dtype.
         gain: γ at the start, above 0; None: σ(W), so that Ŵ is W.
 
     Raises:
@@ -54,7 +54,7 @@ class SigmaReparam(nn.Module):
         self.gain = nn.Parameter(sigma.clone() if gain is None else torch.full_like(sigma, gain))
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Ŵ, in the shape and dtype of W."""
+        """Ŵ, [outputs, inputs], in the dtype of W, the weight that is given."""
         matrix = _wide(weight)
         if self.training:
             with torch.no_grad():

@@ -35,8 +35,8 @@ _ROPE = "the base alone"
 
 RULES: Mapping[type[Scale], Words] = {
     scales.InverseSqrt: Words(
-        formula=r"s = \frac{1}{\sqrt d}",
-        variance=r"s^2 d = 1",
+        formula=r"f = \frac{1}{\sqrt d}",
+        variance=r"f^2 d = 1",
         reading=(
             "The rule to take where nothing speaks against it, and what `scale=None` means. It holds the variance of the "
             "logits at 1 whatever the width, as long as entries of q and k are independent and of variance 1. Training undoes "
@@ -48,7 +48,7 @@ RULES: Mapping[type[Scale], Words] = {
         expected="InverseSqrt()",
     ),
     scales.Constant: Words(
-        formula=r"s = c",
+        formula=r"f = c",
         variance=r"c^2 d",
         reading=(
             "Right where something else sets the size of the logits: an initial W_q that has 1/√d inside (T5), or norms on q "
@@ -61,7 +61,7 @@ RULES: Mapping[type[Scale], Words] = {
         expected="Constant()",
     ),
     scales.Inverse: Words(
-        formula=r"s = \frac{m}{d}",
+        formula=r"f = \frac{m}{d}",
         variance=r"\frac{m^2}{d}",
         reading=(
             "For models whose width grows while the learning rate stays: q and k align in training, q·k then grows like d, and "
@@ -74,8 +74,8 @@ RULES: Mapping[type[Scale], Words] = {
         expected="Inverse()",
     ),
     scales.Sqrt: Words(
-        formula=r"s = \sqrt d",
-        variance=r"\frac{s^2}{d} = 1 \quad \text{for } \lVert q \rVert = \lVert k \rVert = 1",
+        formula=r"f = \sqrt d",
+        variance=r"\frac{f^2}{d} = 1 \quad \text{for } \lVert q \rVert = \lVert k \rVert = 1",
         reading=(
             "Only for q and k of length 1: their product is a cosine, whose variance is 1/d. On operands that were not "
             "normalised it multiplies where 1/√d divides, and logits are d times too large. Logits stay within ±√d, so that "
@@ -86,7 +86,7 @@ RULES: Mapping[type[Scale], Words] = {
         expected="Sqrt()",
     ),
     scales.InverseSqrtTerms: Words(
-        formula=r"s = \frac{1}{\sqrt{n d}}",
+        formula=r"f = \frac{1}{\sqrt{n d}}",
         variance=r"\frac{1}{n}",
         reading=(
             "For logits that are a sum: content with content, content with position, position with content. The figure is that "
@@ -97,7 +97,7 @@ RULES: Mapping[type[Scale], Words] = {
         expected="InverseSqrtTerms(0.5)",
     ),
     scales.QueryPreAttnScalar: Words(
-        formula=r"s = \frac{1}{\sqrt a}",
+        formula=r"f = \frac{1}{\sqrt a}",
         variance=r"\frac{d}{a}",
         reading=(
             "The number stands in the config (`query_pre_attn_scalar`) and need not be the head's width: read it, do not "
@@ -108,7 +108,7 @@ RULES: Mapping[type[Scale], Words] = {
         expected="QueryPreAttnScalar(144)",
     ),
     scales.AttentionMultiplier: Words(
-        formula=r"s = a",
+        formula=r"f = a",
         variance=r"a^2 d",
         reading=(
             "The number stands in the config (`attention_multiplier`). It was found at one width and carried to others, so "
@@ -119,8 +119,8 @@ RULES: Mapping[type[Scale], Words] = {
         expected="AttentionMultiplier(0.015625)",
     ),
     scales.InverseLayer: Words(
-        formula=r"s = \frac{s_0}{l + 1}",
-        variance=r"\frac{s_0^2\,d}{(l + 1)^2}",
+        formula=r"f = \frac{f_0}{l + 1}",
+        variance=r"\frac{f_0^2\,d}{(l + 1)^2}",
         reading=(
             "For stacks whose activations grow with depth, so that products stay within float16. The first layer is as without "
             "it; a config that switches it off for weights that were trained with it changes every layer but that one. "
@@ -133,10 +133,10 @@ RULES: Mapping[type[Scale], Words] = {
         aside={_ROPE: "InverseSqrt()"},
     ),
     scales.Yarn: Words(
-        formula=r"s = s_0\,a^2, \qquad a = 0.1 \ln\sigma + 1",
-        variance=r"s_0^2\,d\;a^4",
+        formula=r"f = f_0\,a^2, \qquad a = 0.1 \ln s + 1",
+        variance=r"f_0^2\,d\;a^4",
         reading=(
-            "For models whose RoPE is stretched by σ. Code that multiplies cos and sin by a has the rule already, and passes "
+            "For models whose RoPE is stretched by s. Code that multiplies cos and sin by a has the rule already, and passes "
             "1/√d: passing this rule besides would apply it twice. Use it where the rotation carries no factor, or to say what "
             "the whole product is multiplied by. A longer context spreads attention; a² above 1 sharpens it again."
         ),
@@ -146,10 +146,10 @@ RULES: Mapping[type[Scale], Words] = {
         aside={_ROPE: "InverseSqrt()", "the factor a once": "Constant(64**-0.5 * Yarn(40.0).rope_factor)"},
     ),
     scales.LongRope: Words(
-        formula=r"s = s_0\,a^2, \qquad a = \sqrt{1 + \frac{\ln\sigma}{\ln n_0}}",
-        variance=r"s_0^2\,d\;a^4",
+        formula=r"f = f_0\,a^2, \qquad a = \sqrt{1 + \frac{\ln s}{\ln n_0}}",
+        variance=r"f_0^2\,d\;a^4",
         reading=(
-            "As [Yarn](Yarn.md), with another a, which knows the length n₀ of training: a² is ln(σ n₀) / ln n₀, so that logits "
+            "As [Yarn](Yarn.md), with another a, which knows the length n₀ of training: a² is ln(s n₀) / ln n₀, so that logits "
             "grow as the logarithm of the length does."
         ),
         calls=("LongRope(32.0, 4096)", "LongRope(4.0, 8192)"),
@@ -161,11 +161,11 @@ RULES: Mapping[type[Scale], Words] = {
         aside={_ROPE: "InverseSqrt()"},
     ),
     scales.MScale: Words(
-        formula=r"s = s_0\,m^2, \qquad m = 0.1\,w \ln\sigma + 1",
-        variance=r"s_0^2\,d\;m^4",
+        formula=r"f = f_0\,m^2, \qquad m = 0.1\,w \ln s + 1",
+        variance=r"f_0^2\,d\;m^4",
         reading=(
             "For multi-head latent attention, where the factor is on the scale and the rotation carries none. d is the width "
-            "of the part without RoPE and the part with it together. m² is 1.87 for σ = 40: a port without it agrees on texts "
+            "of the part without RoPE and the part with it together. m² is 1.87 for s = 40: a port without it agrees on texts "
             "of one token and drifts from there."
         ),
         calls=("MScale(40.0)", "MScale(40.0, 0.707)"),
@@ -174,8 +174,8 @@ RULES: Mapping[type[Scale], Words] = {
         aside={_ROPE: "InverseSqrt()", "m once": "Constant(64**-0.5 * MScale(40.0).mscale)"},
     ),
     scales.Llama4: Words(
-        formula=r"s_p = s_0\left(1 + \beta\ln\left(1 + \left\lfloor\frac{p + 1}{L}\right\rfloor\right)\right)",
-        variance=r"s_p^2\,d",
+        formula=r"f_p = f_0\left(1 + \beta\ln\left(1 + \left\lfloor\frac{p + 1}{L}\right\rfloor\right)\right)",
+        variance=r"f_p^2\,d",
         reading=(
             "For layers without RoPE, whose softmax spreads as the context grows. Below position L − 1 it is the base, so that "
             "tests on short texts cannot show whether it is there; check says so in a note. It steps, and is constant between."
@@ -192,8 +192,8 @@ RULES: Mapping[type[Scale], Words] = {
         aside={_ROPE: "InverseSqrt()"},
     ),
     scales.Ministral3: Words(
-        formula=r"s_p = s_0\left(1 + \beta\ln\left(1 + \left\lfloor\frac{p}{L}\right\rfloor\right)\right)",
-        variance=r"s_p^2\,d",
+        formula=r"f_p = f_0\left(1 + \beta\ln\left(1 + \left\lfloor\frac{p}{L}\right\rfloor\right)\right)",
+        variance=r"f_p^2\,d",
         reading=(
             "As [Llama4](Llama4.md), in every layer and one position later: code that shares the two is off by one position at "
             "each step. L is the length of training before RoPE was stretched."
@@ -207,8 +207,8 @@ RULES: Mapping[type[Scale], Words] = {
         aside={_ROPE: "InverseSqrt()"},
     ),
     scales.Inkling: Words(
-        formula=r"s_p = s_0\left(1 + \alpha\ln\max\left(\frac{p + 1}{L}, 1\right)\right)",
-        variance=r"s_p^2\,d",
+        formula=r"f_p = f_0\left(1 + \alpha\ln\max\left(\frac{p + 1}{L}, 1\right)\right)",
+        variance=r"f_p^2\,d",
         reading=(
             "As [Llama4](Llama4.md), without steps, and on 1/d behind norms on q and k. Only layers that see the whole context "
             "have it. A bias by position is multiplied by the same factor."
@@ -224,8 +224,8 @@ RULES: Mapping[type[Scale], Words] = {
         aside={_ROPE: "Inverse()"},
     ),
     scales.Beam: Words(
-        formula=r"s_p = s_0\left(1 + \frac{p + 1}{L}\right)^a",
-        variance=r"s_p^2\,d",
+        formula=r"f_p = f_0\left(1 + \frac{p + 1}{L}\right)^a",
+        variance=r"f_p^2\,d",
         reading=(
             "A power in the place of a logarithm: it differs from the base from the first position on, so that short texts "
             "show it already."
@@ -236,20 +236,20 @@ RULES: Mapping[type[Scale], Words] = {
         aside={_ROPE: "InverseSqrt()"},
     ),
     scales.Cosine: Words(
-        formula=r"s = \exp(\min(\theta, \ln b))",
-        variance=r"\frac{s^2}{d} \quad \text{for } \lVert q \rVert = \lVert k \rVert = 1",
+        formula=r"f = \exp(\min(s, \ln b))",
+        variance=r"\frac{f^2}{d} \quad \text{for } \lVert q \rVert = \lVert k \rVert = 1",
         reading=(
             "Logits are a temperature times a cosine, and never leave ±b: no key gets more than e^(2b) times the weight of "
             "another. Use it with q and k divided by their lengths, and leave weight decay off the temperature, or it drifts "
-            "to 1. At the start s is 10: one wants rows to be able to choose from the beginning."
+            "to 1. At the start the temperature is 10: one wants rows to be able to choose from the beginning."
         ),
         calls=("Cosine()",),
         config={"model_type": "swinv2"},
         expected="Cosine()",
     ),
     scales.LogLength: Words(
-        formula=r"s_n = s_0\,\theta \ln n",
-        variance=r"s_0^2\,d\,(\theta \ln n)^2",
+        formula=r"f_n = f_0\,s \ln n",
+        variance=r"f_0^2\,d\,(s \ln n)^2",
         reading=(
             "For models that must keep a key in sight among ever more others: with a fixed scale the weight of one key falls "
             "as n grows, and ln n makes up for it. Start from `initial=1/ln(n)` of the training length where a model goes on "
@@ -258,7 +258,7 @@ RULES: Mapping[type[Scale], Words] = {
         calls=("LogLength()",),
     ),
     scales.Critical: Words(
-        formula=r"s_n = s_0\,\gamma \ln n, \qquad \gamma_c = \frac{1}{1 - \rho}",
+        formula=r"f_n = f_0\,\gamma \ln n, \qquad \gamma_c = \frac{1}{1 - \rho}",
         variance=r"\frac{(\gamma \ln n)^2}{d} \quad \text{for } \lVert q \rVert = \lVert k \rVert = 1",
         reading=(
             "A rule for thought and for experiments: it says where the edge lies between a softmax that averages and one that "
@@ -267,8 +267,8 @@ RULES: Mapping[type[Scale], Words] = {
         calls=("Critical()", "Critical.at_similarity(0.5)"),
     ),
     scales.Learned: Words(
-        formula=r"s = s_0 \exp(\min(\max(\theta, \ln a), \ln b))",
-        variance=r"s_0^2\,d\;e^{2\theta}",
+        formula=r"f = f_0 \exp(\min(\max(\theta, \ln a), \ln b))",
+        variance=r"f_0^2\,d\;e^{2\theta}",
         reading=(
             "Lets each head find its own sharpness. The factor is positive and bounded; at a bound its gradient is 0, so look "
             "at the parameter where a head stands still. With one factor for all heads it is a temperature of the layer. "

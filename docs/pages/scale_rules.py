@@ -17,9 +17,8 @@ from docs.pages.scale_rule_texts import RULES, Words
 from docs.pages.scale_verdicts import verdicts
 
 _SYMBOLS = (
-    "Each is an object of `attemper.scales`; what they share is on [](../scales.md). d is the width of a head, s₀ the factor of "
-    "the rule below (`base`), p the query's position from 0, l the layer from 0, n the number of visible keys. The variance is "
-    "that of the logits at initialisation."
+    "Each is an object of `attemper.scales`; what they share is on [](../scales.md). d is the width of a head, f₀ the factor of "
+    "the rule below (`base`), p the query's position from 0, l the layer from 0, n the number of visible keys."
 )
 _WIDTHS, _WIDTH = (32, 64, 128, 256), 64
 _LAYERS = (0, 1, 5, 11, 23)
@@ -40,12 +39,12 @@ def index() -> str:
     """All rules in a table."""
     rows = []
     for rule, words in RULES.items():
-        users = "; ".join(dict.fromkeys(use.architectures for use in USES if use.rule is rule))
-        rows.append((f"[{rule.__name__}]({rule.__name__}.md)", f"${words.formula}$", f"${words.variance}$", users))
+        _, _, meaning = parts_of(rule)[0].partition("`: ")
+        rows.append((f"[{rule.__name__}]({rule.__name__}.md)", f"${words.formula}$", meaning))
     parts = [
         "# Scale rules, one by one",
         _SYMBOLS,
-        table(("rule", "factor", "variance", "used by"), rows),
+        table(("rule", "factor", "what it is"), rows),
         contents(rule.__name__ for rule in RULES),
     ]
     return "\n\n".join(parts)

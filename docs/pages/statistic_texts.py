@@ -48,7 +48,7 @@ STATISTICS: tuple[Statistic, ...] = (
     Statistic(
         name="count",
         definition="How many keys are visible to the query: those that the mask, the causal rule and the window all let through.",
-        formula=r"n = \lvert\{j : j \text{ visible}\}\rvert",
+        formula=r"n = \text{number of visible keys}",
         range="whole numbers from 0 to the number of keys",
         uniform="n",
         one_hot="n",
@@ -106,7 +106,7 @@ STATISTICS: tuple[Statistic, ...] = (
     Statistic(
         name="argmax",
         definition="Which key has the largest logit; the first of them on a tie.",
-        formula=r"\min\,\{j : z_j = \max_i z_i\}",
+        formula=r"\operatorname{argmax}_j z_j",
         range="whole numbers from 0 to the number of keys less 1; −1 for an empty row",
         uniform="0",
         one_hot="the place of that key",

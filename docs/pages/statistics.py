@@ -86,7 +86,7 @@ def facts(statistic: Statistic) -> str:
     value = value_of(RowStats.from_logits(logits), statistic)
     stored = "(" not in called(statistic)
     rows = [
-        ("kind", "stored in the record" if stored else "derived from it, by a method"),
+        ("kind", "stored in the record" if stored else "derived from the record, by a method"),
         ("shape", "[…, heads, queries]"),
         ("dtype", f"{str(value.dtype).removeprefix('torch.')}{', float64 for float64 inputs' * value.is_floating_point()}"),
         ("gradient", "yes, one derivative" if value.requires_grad else "none"),

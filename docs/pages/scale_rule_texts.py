@@ -241,7 +241,7 @@ RULES: Mapping[type[Scale], Words] = {
         reading=(
             "Logits are a temperature times a cosine, and never leave ±b: no key gets more than e^(2b) times the weight of "
             "another. Use it with q and k divided by their lengths, and leave weight decay off the temperature, or it drifts "
-            "to 1. At the start the temperature is 10: one wants rows to be able to choose from the beginning."
+            "to 1. At the start the temperature is 10: rows can choose from the beginning."
         ),
         calls=("Cosine()",),
         config={"model_type": "swinv2"},

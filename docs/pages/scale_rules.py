@@ -20,6 +20,13 @@ _SYMBOLS = (
     "Each is an object of `attemper.scales`; what they share is on [](../scales.md). d is the width of a head, f₀ the factor of "
     "the rule below (`base`), p the query's position from 0, l the layer from 0, n the number of visible keys."
 )
+_LETTERS = {
+    "f_0": "f₀ that of the rule below (`base`)",
+    "d": "d the width of a head",
+    "l": "l the layer, from 0",
+    "f_p": "p the position of the query, from 0",
+    "f_n": "n the number of visible keys",
+}
 _WIDTHS, _WIDTH = (32, 64, 128, 256), 64
 _LAYERS = (0, 1, 5, 11, 23)
 _POSITIONS = (0, 1023, 8191, 16383, 131071, 1048575)
@@ -59,6 +66,7 @@ def page(rule: type[Scale], words: Words) -> str:
         f"# {rule.__name__}",
         f"{{py:class}}`attemper.scales.{rule.__name__}`. {definition}",
         f"$$ {words.formula} $$",
+        letters(words.formula),
         f"{kind} {assumes}",
         "## When to use it, how to read it",
         words.reading,
@@ -74,6 +82,13 @@ def page(rule: type[Scale], words: Words) -> str:
         verdicts(rule, words, made),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def letters(formula: str) -> str:
+    """What the letters stand for that the arguments do not explain."""
+    used = set(re.findall(r"\\?[A-Za-z]+(?:_\w)?", formula))
+    found = [words for letter, words in _LETTERS.items() if letter in used]
+    return "f is the factor on q·k" + "".join(f", {words}" for words in found) + "."
 
 
 def parts_of(rule: type[Scale]) -> tuple[str, str, list[tuple[str, str]]]:

@@ -50,7 +50,8 @@ class Model(_Section):
         layers, heads: how many; "reversal" has as many layers in the encoder as in the decoder.
         head_dim: d_k, one number, or one for each head.
         width: of the residual stream, whatever heads·head_dim is. hidden: of the perceptrons; None: 4·width.
-        attention: "dot", or "additive" (one head, "reversal" alone).
+        attention: "dot"; "additive" (one head, "reversal" alone); or "example", the product as the example models have it: by
+            PyTorch's own function and their rotary positions, causal, and with a rule that is one number.
         rule: the factor on q·k. "none" 1; "inverse_sqrt" 1/√d; "inverse" 1/d; "mup" √mup_base/d, 1/√d at d = mup_base; "learned"
             starts at 1/√d, one a head; "cosine" of q and k with a learned temperature; "log_length" ln(n)/(√d·ln(length)) with n
             the keys in view, fixed; "log_length_learned" SSMax, a learned slope a head on the base 1/√d.
@@ -68,7 +69,7 @@ class Model(_Section):
     head_dim: Count | Annotated[tuple[Count, ...], Field(min_length=1)] = 32
     width: Count = 64
     hidden: Count | None = None
-    attention: Literal["dot", "additive"] = "dot"
+    attention: Literal["dot", "additive", "example"] = "dot"
     rule: RuleName = "inverse_sqrt"
     own_scales: bool = True
     mup_base: Count = 32

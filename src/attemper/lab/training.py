@@ -92,7 +92,9 @@ class Trial:
         threshold = self.config.optimiser.qk_clip
         began, saved, before, first = time.perf_counter(), time.perf_counter(), self.seconds, self.step
         diverged = False
-        with PeakMemory() as memory, watch(self.model, every=self.config.log_every, mode="use", history=1) as watching:
+        # The examples' attention is PyTorch's, bit for bit: there the watch looks on, elsewhere its kernel is the model's own.
+        mode = "observe" if self.config.model.attention == "example" else "use"
+        with PeakMemory() as memory, watch(self.model, every=self.config.log_every, mode=mode, history=1) as watching:
             watching.load_state_dict(watching.state_dict() | {"next": self.step})
             clip = None if threshold is None else QKClip(self.model, threshold)
             while self.step < self.config.steps:
@@ -125,7 +127,7 @@ class Trial:
             seconds=self.seconds,
             tokens_per_second=scored * self.step / self.seconds,
             peak_mib=memory.mib if not first else math.nan,  # of a part of it, it would mislead
-            machine=f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {self.config.threads} threads",
+            machine=f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {in_words(self.config.threads)}",
             versions={"attemper": version("attemper"), "torch": torch.__version__, "python": platform.python_version()},
             data=self.task.data,
         )
@@ -229,6 +231,11 @@ class Trial:
         torch.set_rng_state(state.tensors["generator.torch"])
         self.loss_scale.factor, self.loss_scale.clean = state.words["loss_scale"]
         self.evaluations = [Evaluation(**fields) for fields in state.words["evaluations"]]
+
+
+def in_words(threads: int) -> str:
+    """How many threads computed."""
+    return "one thread" if threads == 1 else f"{threads} threads"
 
 
 @contextmanager

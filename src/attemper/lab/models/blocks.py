@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from attemper.errors import ArgumentError
 from attemper.lab.config import Model
 from attemper.lab.models.attention import Attention
+from attemper.lab.models.example import example_attention
 
 
 class Block(nn.Module):
@@ -18,7 +19,8 @@ class Block(nn.Module):
         width = config.width
         hidden = 4 * width if config.hidden is None else config.hidden
         self.attention_norm = nn.RMSNorm(width)
-        self.attention = Attention(config, tokens, causal)
+        example = config.attention == "example"
+        self.attention = example_attention(config, tokens) if example else Attention(config, tokens, causal)
         self.cross_norm = nn.RMSNorm(width) if crossed else None
         self.cross = Attention(config, tokens, False) if crossed else None
         self.mlp_norm = nn.RMSNorm(width)

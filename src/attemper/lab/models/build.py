@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from torch import nn
 
 from attemper.errors import ArgumentError
+from attemper.examples.decoder import CausalSelfAttention
 from attemper.lab.config import RunConfig
 from attemper.lab.models.attention import Attention
 from attemper.lab.models.decoder import Decoder
+from attemper.lab.models.example import check_example
 from attemper.lab.models.translator import Translator
 from attemper.lab.models.vision import Classifier
 from attemper.lab.tasks.task import Task
@@ -33,6 +35,8 @@ def build(config: RunConfig, task: Task) -> nn.Module:
     if not isinstance(dials.head_dim, int) and len(dials.head_dim) != dials.heads:
         expected = f"model.heads = {dials.heads} of them, or one number"
         raise ArgumentError("model.head_dim", f"{len(dials.head_dim)} widths", expected)
+    if dials.attention == "example":
+        check_example(config)
     match config.task.name:
         case "digits":
             return Classifier(dials, task.classes, task.tokens)
@@ -42,15 +46,15 @@ def build(config: RunConfig, task: Task) -> nn.Module:
             return Decoder(dials, task.vocabulary, task.classes, task.tokens)
 
 
-def attention_layers(model: nn.Module) -> dict[str, Attention]:
+def attention_layers(model: nn.Module) -> dict[str, Attention | CausalSelfAttention]:
     """The layers whose logits have a scale, by name, in the model's order."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
+    return {name: module for name, module in model.named_modules() if isinstance(module, Attention | CausalSelfAttention)}
 
 
 @contextmanager
 def logits_times(model: nn.Module, factor: float) -> Generator[None]:
-    """Multiply the factor on the products of every attention layer by `factor` while the block runs."""
-    layers = list(attention_layers(model).values())
+    """Multiply the factor on the products of every attention layer by `factor` while the block runs; not of the examples' own."""
+    layers = [layer for layer in attention_layers(model).values() if isinstance(layer, Attention)]
     for layer in layers:
         layer.logit_factor = factor
     try:

@@ -84,7 +84,7 @@ def seen_by_layers(run: RunResult, examples: int, *, trained: bool) -> list[tupl
     model = build(run.config, task)
     if trained:
         _load(model, run)
-    layers = list(attention_layers(model).values())
+    layers = [layer for layer in attention_layers(model).values() if isinstance(layer, Attention)]
     seen: list[Tensor] = []
     hooks = [layer.register_forward_hook(lambda _layer, inputs, _output: seen.append(inputs[0].double())) for layer in layers]
     with torch.no_grad():

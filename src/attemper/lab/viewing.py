@@ -8,6 +8,7 @@ from attemper.errors import LoadError
 from attemper.lab.comparing import spread
 from attemper.lab.further import further_rows
 from attemper.lab.presets import NAMES, preset
+from attemper.lab.product import make_product
 from attemper.lab.store.results import RunResult
 from attemper.lab.sweep import read, results
 from attemper.lab.table import flat
@@ -18,7 +19,8 @@ def view_of(folder: Path) -> SweepView:
     """The answer of the preset; of a configuration of one's own, its runs side by side.
 
     Raises:
-        LoadError: no run is over, or some are not that the preset's answer needs.
+        LoadError: no run is over, or some are not that the preset's answer needs. ArgumentError: what the preset makes of its
+            models cannot be written.
     """
     sweep, found = read(folder), results(folder)
     missing = len(sweep.runs) - len(found)
@@ -29,6 +31,7 @@ def view_of(folder: Path) -> SweepView:
     if sweep.name in NAMES:
         asked = preset(sweep.name)
         rows = further_rows(folder, asked.further, found, "full" if sweep.effort == "full" else "quick")
+        make_product(folder, asked.product, found)
         question, sources, answer = asked.question, asked.sources, asked.answer(found, rows)
     else:
         question, sources, answer = f"What do the runs of {sweep.name} come to?", (), plain_answer(found)

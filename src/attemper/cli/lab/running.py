@@ -100,6 +100,9 @@ def _sweep(what: str, quick: bool, settings: Sequence[str], seeds: int | None) -
         configs = tuple(config.model_copy(update={"seed": seed}) for config in configs for seed in range(seeds))
         configs = tuple(dict.fromkeys(configs))
     configs = override(configs, settings)
+    product = preset(what).product if what in NAMES else None
+    if product is not None:
+        product.check(configs)
     command = ["attemper", "lab", "run", what, *(["--quick"] if quick else [])]
     command += [part for setting in settings for part in ("--set", setting)] + (["--seeds", str(seeds)] if seeds else [])
     made = Sweep(name, effort, shlex.join(command), configs)

@@ -3,9 +3,9 @@
 import importlib
 
 from attemper.errors import ArgumentError
-from attemper.lab.presets.preset import Effort, Further, Preset
+from attemper.lab.presets.preset import Effort, Further, Preset, Product
 
-__all__ = ["NAMES", "Effort", "Further", "Preset", "preset"]
+__all__ = ["NAMES", "Effort", "Further", "Preset", "Product", "preset"]
 
 NAMES = (
     "convergence",
@@ -18,6 +18,7 @@ NAMES = (
     "clip-vs-scale",
     "head-widths",
     "length",
+    "examples",
 )
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attemper.errors import LoadError
 from attemper.lab.models import attention_layers, build
 from attemper.lab.models.attention import Attention
+from attemper.lab.store.files import load_weights
 from attemper.lab.store.results import RunResult
 from attemper.lab.tasks import load_task
 from attemper.scales import LogitShape
@@ -83,7 +83,7 @@ def seen_by_layers(run: RunResult, examples: int, *, trained: bool) -> list[tupl
     torch.manual_seed(run.config.seed)
     model = build(run.config, task)
     if trained:
-        _load(model, run)
+        load_weights(model, run)
     layers = [layer for layer in attention_layers(model).values() if isinstance(layer, Attention)]
     seen: list[Tensor] = []
     hooks = [layer.register_forward_hook(lambda _layer, inputs, _output: seen.append(inputs[0].double())) for layer in layers]
@@ -92,18 +92,6 @@ def seen_by_layers(run: RunResult, examples: int, *, trained: bool) -> list[tupl
     for hook in hooks:
         hook.remove()
     return list(zip(layers, seen, strict=True))
-
-
-def _load(model: nn.Module, run: RunResult) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    assert run.folder is not None
-    path = run.folder / "model.safetensors"
-    try:
-        model.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise LoadError(f"{path}: {error}; expected the weights of the run {run.id}") from error
 
 
 class _Head:

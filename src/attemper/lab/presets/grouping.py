@@ -67,3 +67,8 @@ def banded(name: str, at: dict[float, list[float]]) -> Series:
 def first(run: RunResult, figure: str) -> float:
     """Mean of a figure at the first logged step, over all layers and heads."""
     return run.curves.figures[figure][:1].nanmean().item()
+
+
+def last(run: RunResult, figure: str) -> float:
+    """The same at the last logged step."""
+    return run.curves.figures[figure][-1:].nanmean().item()

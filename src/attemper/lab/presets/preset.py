@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from attemper.lab.config import RunConfig
@@ -27,6 +28,21 @@ class Further:
 
 
 @dataclass(frozen=True)
+class Product:
+    """Files that are made of the trained models, once, when all are over.
+
+    Attributes:
+        check: refuses, before anything is trained, configurations of which they cannot be made.
+        make: writes them into the sweep's folder, from the runs that ended, in the order of `Preset.runs`.
+        last: name of the file that is written last: once it is there, nothing is made again.
+    """
+
+    check: Callable[[Sequence[RunConfig]], None]
+    make: Callable[[Sequence[RunResult], Path], None]
+    last: str
+
+
+@dataclass(frozen=True)
 class Preset:
     """One question.
 
@@ -36,7 +52,7 @@ class Preset:
             hours.
         answer: what the results say. It gets the runs that ended, in the order of `runs`, and the rows of `further`, none without
             it; it must not claim more than they hold.
-        further: what is measured when the trainings are over.
+        further: what is measured when the trainings are over. product: what is made of them then.
     """
 
     name: str
@@ -45,3 +61,4 @@ class Preset:
     runs: Callable[[Effort], Sequence[RunConfig]]
     answer: Callable[[Sequence[RunResult], Sequence[Any]], Answer]
     further: Further | None = None
+    product: Product | None = None

@@ -90,6 +90,26 @@ class RunFiles:
         self.checkpoint.unlink(missing_ok=True)
 
 
+def load_weights(model: nn.Module, run: RunResult) -> None:
+    """Give a model the weights that a run ended with.
+
+    Args:
+        model: with the run's parameters, by the same names. run: one that is over.
+
+    Raises:
+        LoadError: they cannot be read, or are not this model's.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    assert run.folder is not None
+    path = run.folder / "model.safetensors"
+    try:
+        model.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise LoadError(f"{path}: {error}; expected the weights of the run {run.id}") from error
+
+
 def _null(value: Any) -> Any:
     """JSON has no NaN and no infinity: None and text stand for them."""
     if isinstance(value, dict):

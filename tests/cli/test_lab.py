@@ -120,6 +120,7 @@ def test_compare_names_what_tells_two_sweeps_apart(config: Path, sweep: Path, tm
         (["run", "CONFIG", "--out", "CONFIG"], "mine.toml, which holds something else; expected a new folder"),
         (["run", "CONFIG", "--out", "/proc/nothing"], "/proc/nothing (No such file or directory); expected a folder that can be"),
         (["run", "CONFIG", "--ray", "local", "--jobs", "2", "--out", "SWEEP"], "--jobs: got 2; expected nothing beside --ray"),
+        (["run", "examples", "--set", "model.width=64"], "model.width: got 64; expected 128, as the example models have it"),
         (["resume", "FOLDER"], "no sweep.json is there; expected a folder that `attemper lab run --out` made"),
         (["list", "FOLDER"], "no sweep.json is there"),
         (["report", "FOLDER"], "no sweep.json is there"),

@@ -114,7 +114,7 @@ def test_rotated_products_depend_on_the_distance_alone() -> None:
 def test_provenance_says_how_to_make_them_again(models: dict[str, Decoder]) -> None:
     for model in models.values():
         assert re.fullmatch(r"[0-9a-f]{64}", record(model).text_sha256)
-        assert record(model).command == "python -m attemper.examples.train FOLDER"
+        assert record(model).command == "attemper lab run examples --out DIR"
     own = {"scale", "train_loss", "validation_loss", "passage_loss"}
     scaled, unscaled = (vars(record(models[name])) for name in FACTORIES)
     assert {name for name in scaled if scaled[name] != unscaled[name]} == own, "they differ in more than the factor"
@@ -221,7 +221,7 @@ def test_measuring_leaves_nothing_behind(models: dict[str, Decoder]) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"gone\.safetensors: no such file; .*python -m attemper\.examples\.train"):
+    with pytest.raises(LoadError, match=r"gone\.safetensors: no such file; .*attemper lab run examples"):
         load(tmp_path / "gone.safetensors")
 
 

@@ -40,8 +40,9 @@ def stop_after(steps: int):
         {"precision": Precision(arithmetic="fp16", loss_scale="dynamic")},
         {"optimiser": Optimiser(qk_clip=3.0)},
         {"model": Model(layers=2, heads=3, head_dim=6, width=10, rule="learned", init="mup")},
+        {"model": Model(layers=2, heads=3, head_dim=6, width=18, attention="example"), "optimiser": Optimiser(qk_clip=0.3)},
     ],
-    ids=["adamw", "muon", "sgd", "fp16", "clip", "mup"],
+    ids=["adamw", "muon", "sgd", "fp16", "clip", "mup", "example"],
 )
 def test_an_interrupted_run_goes_on_to_the_same_bytes(
     fields: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ from attemper.lab.tasks.text import Text
 from attemper.ops.listening import LISTENERS, Listener
 
 SMALL = config.Model(layers=1, heads=2, head_dim=6, width=20)
+EXAMPLE = config.Model(layers=1, heads=2, head_dim=10, width=20, attention="example")
 
 
 def task_of(name: str, length: int = 11) -> Task:
@@ -170,6 +171,38 @@ def test_what_does_not_fit_is_refused(fields: dict[str, Any], said: str) -> None
     run = config.RunConfig.model_validate(fields)
     with pytest.raises(ArgumentError, match=said):
         build(run, load_task(run.task))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"task": {"name": "digits"}}, r"task\.name: got 'digits' for .*one of text, recall"),
+        ({"precision": {"arithmetic": "bf16"}}, r"precision\.arithmetic: got 'bf16'"),
+        ({"model": {"rule": "learned"}}, r"model\.rule: got 'learned'"),
+        ({"model": {"width": 21}}, r"model\.width: got 21 for .*a multiple of 2·model\.heads = 4"),
+        ({"model": {"width": 22}}, r"model\.width: got 22"),
+        ({"model": {"head_dim": 8}}, r"model\.head_dim: got 8 for .*10, which is"),
+        ({"model": {"head_dim": (10, 10)}}, r"model\.head_dim: got \(10, 10\)"),
+        ({"model": {"qk_norm": True}}, r"model\.qk_norm: got True"),
+        ({"model": {"softcap": 5.0}}, r"model\.softcap: got 5\.0"),
+        ({"model": {"position": "learned"}}, r"model\.position: got 'learned'"),
+        ({"after": {"logit_factors": [2.0]}}, r"after\.logit_factors: got \(2\.0,\) .*or model\.attention 'dot'"),
+    ],
+)
+def test_what_the_attention_of_the_examples_does_not_have_is_refused(fields: dict[str, Any], said: str) -> None:
+    fields = fields | {"model": EXAMPLE.model_dump() | fields.get("model", {})}
+    run = config.RunConfig.model_validate(fields)
+    with pytest.raises(ArgumentError, match=said):
+        build(run, load_task(run.task))
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("inverse_sqrt", 10**-0.5), ("inverse", 0.1), ("mup", 32**0.5 / 10)])
+def test_the_attention_of_the_examples_has_the_factor_of_the_rule(rule: str, factor: float) -> None:
+    model = model_of(task_of("recall"), **EXAMPLE.model_dump() | {"rule": rule})
+    (layer,) = attention_layers(model).values()
+    assert layer.scale == pytest.approx(factor)
+    seen = logits_seen(model, task_of("recall"), mode="observe")
+    assert [(record.layer, record.scaled_max.shape) for record in seen] == [("blocks.0.attention", (2,))]
 
 
 def test_learned_positions_have_an_end() -> None:

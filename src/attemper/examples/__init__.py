@@ -3,7 +3,7 @@
 `scaled` divides the products by √64, as is usual; `unscaled` leaves them as they are, as is easily forgotten. Both read a
 text byte by byte and were trained with one seed, one recipe and one text, so that what differs between them is what the
 missing factor does. They come with the package: nothing is downloaded, and loading them runs no code from the file.
-PROVENANCE.md beside this file has their figures; `python -m attemper.examples.train FOLDER` trains them again.
+PROVENANCE.md beside this file has their figures; `attemper lab run examples --out DIR` trains them again.
 """
 
 from pathlib import Path

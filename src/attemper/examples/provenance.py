@@ -1,4 +1,4 @@
-"""Where a set of example weights comes from: written into its file by the training script, read back with the weights."""
+"""Where a set of example weights comes from: written into its file when it was trained, read back with the weights."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from attemper.errors import LoadError, MissingExtraError
 from attemper.examples.decoder import Decoder
 from attemper.examples.provenance import Provenance
 
-REMEDY = "install attemper again, or train the examples with: python -m attemper.examples.train FOLDER"
+REMEDY = "install attemper again, or train the examples with: attemper lab run examples --out DIR"
 # One key: the header's keys come in no fixed order, and the same weights should be the same file.
 METADATA_KEY = "provenance"
 

@@ -29,7 +29,6 @@ from attemper.lab.viewing import view_of
 from tests.lab_runs import made_up
 from tests.running import ROOT
 
-
 CORPUS = split([f"Paragraph {number} counts {number * number} things, and then it ends." for number in range(600)])
 
 

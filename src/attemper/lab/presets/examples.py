@@ -94,8 +94,8 @@ def _percent(figures: dict[str, float]) -> str:
 def _files(rows: Sequence[Likeness]) -> Table:
     lines = tuple((f"{row.model}.safetensors", str(row.seed), str(row.tensors), str(row.same)) for row in rows)
     note = (
-        f"Written into the sweep's folder, with {PROVENANCE}. A tensor is as in the package where every bit is: where it was trained "
-        "to the end, from the same text, with the same torch, on the same kind of processor. Others round differently."
+        f"Written into the sweep's folder, with {PROVENANCE}. A tensor is as in the package where every bit is: after all "
+        "steps, with the same text and torch, on the same kind of processor. Others round differently."
     )
     return Table("The models as files", ("file", "seed", "tensors", "of them as in the package"), lines, note)
 

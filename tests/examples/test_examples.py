@@ -20,6 +20,7 @@ from attemper.errors import LoadError, MissingExtraError
 from attemper.examples.decoder import CausalSelfAttention, Decoder, rotate
 from attemper.examples.figures import HeadFigures, measure, next_byte_loss
 from attemper.examples.provenance import Provenance
+from attemper.examples.summary import summary
 from attemper.examples.weights import load, save
 
 FACTORIES = {"scaled": examples.scaled, "unscaled": examples.unscaled}
@@ -129,6 +130,12 @@ def test_the_document_beside_the_weights_says_the_same(models: dict[str, Decoder
         assert made.text_sha256 in text
         assert f"seed {made.seed}" in text
         assert f"{made.steps} steps of {made.batch} × {made.context}" in text
+
+
+def test_the_head_of_the_document_is_what_is_written_of_these_models(models: dict[str, Decoder]) -> None:
+    text = (examples.FOLDER / "PROVENANCE.md").read_text("utf-8")
+    written = summary(models, models["scaled"].example_inputs()["input_ids"][:1, :7])
+    assert text.partition("\n## scaled")[0] == written.partition("\n## scaled")[0]
 
 
 @pytest.mark.parametrize("name", FACTORIES)

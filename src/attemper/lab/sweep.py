@@ -24,6 +24,7 @@ from attemper.lab.identity import run_id
 from attemper.lab.store.curves import one_line
 from attemper.lab.store.files import RunFiles
 from attemper.lab.store.results import RunResult
+from attemper.lab.table import NAME as TABLE
 from attemper.lab.table import write_table
 from attemper.lab.tasks import load_task
 from attemper.lab.training import rehearse, train
@@ -151,8 +152,8 @@ def run(folder: Path, jobs: int = 1, tell: Tell = lambda _event: None, ray: str 
     found = results(folder)
     for result in found:  # what a process left that was killed once it had written the result
         RunFiles(folder, result.id).checkpoint.unlink(missing_ok=True)
-    if todo or not (folder / "table.parquet").exists():
-        write_table(folder / "table.parquet", found)
+    if todo or not (folder / TABLE).exists():
+        write_table(folder / TABLE, found)
     return found
 
 

@@ -28,19 +28,18 @@ def write_page(view: SweepView, path: Path, *, asked_for: bool) -> str:
     return f"page in {path}"
 
 
-TABLES = ("table.parquet", "further.parquet")
-
-
 def write_docs(view: SweepView, sweep: Path, into: Path) -> None:
     """The page, the answer as text with its command and time, and the sweep's small tables, in a folder of the sweep's name.
 
     Raises:
         MissingExtraError: a package for the page is absent. ArgumentError: they cannot be written there.
     """
+    from attemper.lab import further, table
+
     folder = into / view.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in TABLES:
+        for name in (table.NAME, further.NAME):
             if (sweep / name).exists():
                 shutil.copyfile(sweep / name, folder / name)
     except OSError as error:

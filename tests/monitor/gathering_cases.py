@@ -294,7 +294,7 @@ def case_fsdp_is_told_from_tensor_parallelism() -> None:
 
 def case_maxima_alone() -> None:
     plan, rank = Plan(Decoder()), dist.get_rank()
-    mine = {name: part(name, SHARES[rank]).scaled_max for name in NAMES[: 1 + (rank == 3)]}
+    mine = {(name, 0): part(name, SHARES[rank]).scaled_max for name in NAMES[: 1 + (rank == 3)]}
     for counted in ({"all_reduce": 2, "all_gather_object": 1}, {"all_reduce": 1, "all_gather_object": 0}):
         with collectives(counted):
             found = gather_maxima(mine, plan)
@@ -306,5 +306,5 @@ def case_maxima_alone() -> None:
     assert torch.equal(found[NAMES[1]], torch.full((HEADS,), -torch.inf, dtype=torch.float64))
     with collectives({"all_reduce": 2, "all_gather_object": 0}):  # the same plan serves a step
         gather([part(NAMES[0], SHARES[rank])], plan)
-    found = gather_maxima({NAMES[0]: torch.full((HEADS,), torch.nan if rank else 3.0, dtype=torch.float64)}, plan)
+    found = gather_maxima({(NAMES[0], 0): torch.full((HEADS,), torch.nan if rank else 3.0, dtype=torch.float64)}, plan)
     assert torch.equal(found[NAMES[0]], torch.full((HEADS,), torch.inf, dtype=torch.float64))

@@ -18,7 +18,7 @@ def test_alone_it_is_a_copy_to_the_host() -> None:
     for _ in range(2):
         cases.same_all(gather(layers[::-1], plan), layers)
     assert gather([], plan) == ()
-    assert torch.equal(gather_maxima({cases.NAMES[1]: layers[1].scaled_max}, plan)[cases.NAMES[1]], layers[1].scaled_max)
+    assert torch.equal(gather_maxima({(cases.NAMES[1], 0): layers[1].scaled_max}, plan)[cases.NAMES[1]], layers[1].scaled_max)
 
 
 def test_alone_a_layer_may_get_other_heads() -> None:

@@ -252,6 +252,35 @@ def test_a_shared_module_has_a_record_for_each_of_its_calls() -> None:
     assert maxima[shared].tolist() == [-float("inf")] * 2  # asked for the first time: nothing was measured for it
 
 
+class Unequal(nn.Module):
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.heads = attemper.nn.MultiheadAttention(11, len(widths), head_dims=widths, bias=False, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.heads(x, x, x, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("mode", ["observe", "use"])
+@pytest.mark.parametrize("widths", [(16, 16, 32), (3, 5, 3, 5, 7)])
+def test_heads_of_other_widths_have_a_record_a_width_however_many_they_are(widths: tuple[int, ...], mode: Any) -> None:
+    model, x = Unequal(widths).train(), torch.randn(2, 5, 11, requires_grad=True)
+    with attemper.watch(model, mode=mode) as watching:
+        watching.maxima()
+        for _ in range(2):
+            model(x).sum().backward()
+        record, maxima = logged(watching.step()), watching.maxima()
+        assert not watching.unseen()
+    names = [(f"heads#{call}" if call else "heads", widths.count(width)) for call, width in enumerate(dict.fromkeys(widths))]
+    assert [(part.name, part.stats.heads) for part in record.layers] == names
+    assert all(part.stats.rows.tolist() == [20] * part.stats.heads for part in record.layers)
+    q, k = (F.linear(x, weight).split(widths, -1) for weight in model.heads.in_proj_weight.split(sum(widths))[:2])
+    places = [head for width in dict.fromkeys(widths) for head in range(len(widths)) if widths[head] == width]
+    largest = [(q[head] @ k[head].mT).abs().max().item() / widths[head] ** 0.5 for head in places]
+    assert torch.cat([part.scaled_max for part in record.layers]).tolist() == pytest.approx(largest, rel=1e-5)
+    assert maxima["heads"].tolist() == pytest.approx(largest, rel=1e-5)
+
+
 class WithoutAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -69,22 +69,29 @@ def gather(layers: Sequence[LocalLayer], plan: Plan) -> tuple[LayerRecord, ...]:
     )
 
 
-def gather_maxima(maxima: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
+def gather_maxima(maxima: Mapping[Key, Tensor], plan: Plan) -> dict[str, Tensor]:
     """The largest of each head over all ranks, float64 [heads] on the CPU. A collective: every rank calls it.
 
     Args:
-        maxima: layer → float64 [heads of this rank] on the device; may lack layers, or be empty.
+        maxima: layer and call → float64 [heads of this rank] on the device; may lack layers, or be empty.
         plan: what the ranks agreed on so far.
 
     Returns:
         Every layer that was seen on some rank, now or before, in the model's order; −inf where no rank has a number for it now,
-        +inf where a rank has NaN.
+        +inf where a rank has NaN. Of a layer of several calls the largest over them, head by head; where they have other numbers
+        of heads, as those of a layer whose heads differ in width, the heads of all calls, one call after the other.
     """
-    mine = {(layer, 0): values for layer, values in maxima.items()}
-    largest = _Kind(1, -math.inf, lambda key: packing.without_nan(mine[key].unsqueeze(0), math.inf))
-    heads = {key: values.shape[0] for key, values in mine.items()}
+    largest = _Kind(1, -math.inf, lambda key: packing.without_nan(maxima[key].unsqueeze(0), math.inf))
+    heads = {key: values.shape[0] for key, values in maxima.items()}
     device = next((values.device for values in maxima.values()), torch.device("cpu"))
-    return {layer: found[0].clone() for (layer, call), found, _ in _reduced(plan, heads, device, largest, None) if call == 0}
+    calls: dict[str, list[Tensor]] = {}
+    for (layer, _), found, _ in _reduced(plan, heads, device, largest, None):
+        calls.setdefault(layer, []).append(found[0].clone())
+    return {layer: torch.stack(parts).amax(0) if _alike(parts) else torch.cat(parts) for layer, parts in calls.items()}
+
+
+def _alike(parts: Sequence[Tensor]) -> bool:
+    return len({part.shape for part in parts}) == 1
 
 
 class _Kind(NamedTuple):

@@ -145,8 +145,8 @@ class Watch:
         self._rows: deque[dict[str, list[Any]]] = deque(maxlen=settings.history)
         self._next = 0
         self._slots: dict[tuple[str, int], Measured] = {}
-        self._maxima: dict[str, Tensor] | None = None
-        self._heads: dict[str, int] = {}
+        self._maxima: dict[tuple[str, int], Tensor] | None = None
+        self._heads: dict[tuple[str, int], int] = {}
         self._norms: ProjectionNorms | None = None
         self._order = {name: place for place, (name, _) in enumerate(model.named_modules())}
         self._trackers = settings.trackers if _rank(plan) == 0 else ()
@@ -207,6 +207,8 @@ class Watch:
 
     def maxima(self) -> dict[str, Tensor]:
         """Of each layer, float64 [heads] on the CPU: the largest |scale·q·k| since this was asked last. A collective.
+
+        Of a layer whose heads differ in width, which is computed width by width, the heads stand in that order.
 
         From the first time on, the maxima of every training step are measured, not only of the logged ones.
         """
@@ -294,25 +296,25 @@ class Watch:
         except AttemperError as error:
             self._exclude(layer, f"its logits could not be measured: {error}")
             return
-        heads = self._heads.setdefault(layer, measured.stats.heads)
+        # Each call by itself: heads of other widths are computed in calls of their own.
+        key = (layer, call.call)
+        heads = self._heads.setdefault(key, measured.stats.heads)
         if heads != measured.stats.heads:
             self._exclude(layer, f"it ran with different numbers of heads, {heads} and {measured.stats.heads}")
             return
         if self._maxima is not None:
-            before = self._maxima.get(layer)
-            self._maxima[layer] = measured.scaled_max if before is None else torch.maximum(before, measured.scaled_max)
+            before = self._maxima.get(key)
+            self._maxima[key] = measured.scaled_max if before is None else torch.maximum(before, measured.scaled_max)
         if not self._due:
             return
-        key = (layer, call.call)
         self._slots[key] = self._slots[key].merge(measured) if key in self._slots else measured
 
     def _exclude(self, layer: str, reason: str) -> None:
         self._seeing.notes.setdefault(layer, reason)
         warnings.warn(f"{layer or 'the model'} is not measured any more: {reason}", stacklevel=2)
-        for key in [key for key in self._slots if key[0] == layer]:
-            del self._slots[key]
-        if self._maxima is not None:
-            self._maxima.pop(layer, None)
+        for measured in (self._slots, self._maxima or {}):
+            for key in [key for key in measured if key[0] == layer]:
+                del measured[key]
 
     def _gathered(self, slots: dict[tuple[str, int], Measured]) -> tuple[LayerRecord, ...]:
         keys = sorted(slots, key=lambda key: (self._order.get(key[0], 0), key[1]))

@@ -84,11 +84,29 @@ def test_what_is_recorded_is_what_a_plain_loop_gives(tmp_path: Path) -> None:
             entropies.append(torch.stack([layer.figure("normalized_entropy") for layer in record.layers]))
         optimizer.step()
         losses.append(loss.item())
-    curves = result.curves if result.folder else train(config, tmp_path).curves
+    curves = result.curves
     assert curves.loss.tolist() == losses
     assert curves.steps.tolist() == list(range(0, config.steps, config.log_every))
     torch.testing.assert_close(curves.q_gradient, torch.tensor(into, dtype=torch.float64), rtol=0, atol=0)
     torch.testing.assert_close(curves.figures["normalized_entropy"], torch.stack(entropies).double(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("widths", [(4, 8, 4), (4, 4, 8), (8, 4, 2), (4, 8, 4, 8)])
+def test_heads_of_unequal_widths_are_recorded_each_in_its_place(widths: tuple[int, ...], tmp_path: Path) -> None:
+    model = Model(layers=2, heads=len(widths), head_dim=widths, width=10, position="none")
+    config = tiny(model=model, steps=1)
+    found = train(config, tmp_path).curves.figures["max_scaled_product"][0]
+    torch.manual_seed(config.seed)
+    task = load_task(config.task)
+    made = build(config, task)
+    seen: list[torch.Tensor] = []
+    for layer in attention_layers(made).values():
+        layer.register_forward_hook(lambda _layer, inputs, _output: seen.append(inputs[0]))
+    made(**task.batch(config.batch, torch.Generator().manual_seed(config.seed)).inputs)
+    for place, (layer, x) in enumerate(zip(attention_layers(made).values(), seen, strict=True)):
+        pairs = zip(layer.q_proj(x).split(widths, -1), layer.k_proj(x).split(widths, -1), strict=True)
+        largest = [(q @ k.mT).tril().abs().max().item() / q.shape[-1] ** 0.5 for q, k in pairs]
+        assert found[place].tolist() == pytest.approx(largest, rel=1e-5)
 
 
 def test_a_run_that_is_over_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

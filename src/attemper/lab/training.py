@@ -81,7 +81,7 @@ class Trial:
         self.optimisers = Optimisers(self.model, config)
         self.loss_scale = LossScale(config.precision)
         self.layers = attention_layers(self.model)
-        self.recorder = Recorder(tuple(self.layers), config.model.heads)
+        self.recorder = Recorder(tuple(self.layers), next(iter(self.layers.values())).layout.order)  # the same in all of them
         self.evaluations: list[Evaluation] = []
         self.step, self.seconds = 0, 0.0
 
@@ -130,6 +130,7 @@ class Trial:
             machine=f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {in_words(self.config.threads)}",
             versions={"attemper": version("attemper"), "torch": torch.__version__, "python": platform.python_version()},
             data=self.task.data,
+            folder=self.files.folder,
         )
         self.files.finish(result, self.recorder, self.model)
         return result

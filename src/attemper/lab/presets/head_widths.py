@@ -8,14 +8,14 @@ from typing import NamedTuple
 from attemper.lab.comparing import spread
 from attemper.lab.config import RunConfig
 from attemper.lab.presets.arms import TEXT_LIMIT, Arm, arm_of, seeded, text_base
-from attemper.lab.presets.bounded import HeadEntropy, entropies
+from attemper.lab.presets.bounded import MEASURABLE, HeadEntropy, entropies
 from attemper.lab.presets.grouping import figure_series, grouped, validation_series
 from attemper.lab.presets.preset import Effort, Further, Preset
 from attemper.lab.presets.telling import compared_table, few_seeds, losses_told, signed, verdict, versus
 from attemper.lab.store.results import RunResult
 from attemper.report.sweeps import Answer, Chart, Table
 
-WIDTHS = (8, 16, 24, 208)  # 256 in all; no two alike, since the watch takes heads of one width for one call
+WIDTHS = (8, 16, 24, 208)  # 256 in all
 EQUAL, OWN, SHARED = "equal widths", "unequal, own scales", "unequal, one scale"
 
 
@@ -116,4 +116,5 @@ PRESET = Preset(
     runs,
     answer,
     Further(HeadEntropy, measure),
+    given=("model.rule", *MEASURABLE),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,11 +18,12 @@ class Recorder:
 
     Args:
         layers: names of the attention layers.
-        heads: of each of them.
+        order: of the heads of each of them, where they stand when the calls of a layer are laid end to end: heads of another
+            width are in a call of their own.
     """
 
-    def __init__(self, layers: tuple[str, ...], heads: int) -> None:
-        self.layers, self.heads = layers, heads
+    def __init__(self, layers: tuple[str, ...], order: Sequence[int]) -> None:
+        self.layers, self.heads, self._order = layers, len(order), list(order)
         self._steps: list[tuple[float, ...]] = []
         self._logs: list[tuple[int, Tensor, Tensor, Tensor]] = []
 
@@ -32,11 +35,11 @@ class Recorder:
         """The statistics of one step, and the gradients' norms, each [layers]."""
         figures = torch.full((len(NAMES), len(self.layers), self.heads), torch.nan, dtype=torch.float64)
         parts: dict[str, list[Tensor]] = {}
-        for layer in record.layers:  # heads of other widths are calls of their own
+        for layer in record.layers:
             parts.setdefault(layer.layer, []).append(torch.stack([layer.figure(name).double().cpu() for name in NAMES]))
         for place, name in enumerate(self.layers):
             if name in parts:
-                figures[:, place] = torch.cat(parts[name], 1)
+                figures[:, place] = torch.cat(parts[name], 1)[:, self._order]
         self._logs.append((record.step, figures, q_gradient.double(), k_gradient.double()))
 
     def tensors(self) -> dict[str, Tensor]:

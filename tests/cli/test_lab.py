@@ -106,6 +106,29 @@ def test_compare_names_what_tells_two_sweeps_apart(config: Path, sweep: Path, tm
     assert "nothing: they are one sweep" in capsys.readouterr().out
 
 
+def test_a_preset_that_was_changed_keeps_its_effort_and_says_so(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    efforts = []
+    monkeypatch.setattr("attemper.cli.lab.running.write_page", lambda *_, **__: "no page")
+    monkeypatch.setattr("attemper.lab.presets.entropy_bound.measured_rows", lambda _run, examples: efforts.append(examples) or [])
+    small = [part for each in ("steps=1", "model.layers=1", "task.length=31") for part in ("--set", each)]
+    command = ["lab", "run", "entropy-bound", *small, "--seeds", "1", "--jobs", "1"]
+    for quick in ([], ["--quick"]):
+        assert main([*command, *quick, "--out", str(tmp_path / f"sweep{len(quick)}")]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        told = " ".join(["attemper lab run entropy-bound", *quick, *small, "--seeds 1"])
+        assert f"The runs are not the preset's own but those of `{told}`;" in shown
+    assert efforts == [128] * 3 + [16] * 3
+
+
+def test_a_file_that_is_called_as_a_preset_is_a_file(config: Path, tmp_path: Path, capsys: Capture) -> None:
+    named = tmp_path / "convergence.toml"
+    named.write_text(config.read_text())
+    assert main(["lab", "run", str(named), "--out", str(tmp_path / "sweep"), "--set", "steps=1", "--jobs", "1"]) == 0
+    assert capsys.readouterr().out.startswith("What do the runs of convergence come to?")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -117,6 +140,11 @@ def test_compare_names_what_tells_two_sweeps_apart(config: Path, sweep: Path, tm
             ["run", "CONFIG", "--out", "SWEEP", "--set", "steps=8"],
             "which holds another sweep (mine, 4 runs, by: attemper lab ",
         ),
+        (
+            ["run", "convergence", "--set", "steps=2", "--set", "model.rule=none"],
+            "--set: got model.rule for the preset convergence; expected a field on which its answer does not rest, so none of ",
+        ),
+        (["run", "CONFIG", "--seeds", "3", "--set", "seed=1"], "--seeds: got 3 beside --set seed=1; expected one of the two"),
         (["run", "CONFIG", "--out", "CONFIG"], "mine.toml, which holds something else; expected a new folder"),
         (["run", "CONFIG", "--out", "/proc/nothing"], "/proc/nothing (No such file or directory); expected a folder that can be"),
         (["run", "CONFIG", "--ray", "local", "--jobs", "2", "--out", "SWEEP"], "--jobs: got 2; expected nothing beside --ray"),

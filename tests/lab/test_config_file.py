@@ -4,7 +4,7 @@ import pytest
 
 from attemper.errors import ArgumentError, LoadError
 from attemper.lab.config import RunConfig
-from attemper.lab.config_file import override, read_configs
+from attemper.lab.config_file import override, parsed, read_configs
 from attemper.lab.identity import run_id
 
 
@@ -45,6 +45,7 @@ def test_seeds_and_vary_are_combined(tmp_path: Path) -> None:
         ("seed = 1\nseeds = [1]", r"no seed beside it"),
         ("vary = 3", r"\[vary\] is 3; expected lists by dotted names"),
         ('[vary]\n"steps.many" = [1]\n', r"steps\.many|steps"),
+        ('[vary]\nmodel = [{rule = "none"}]\n', r"model: got .*; expected a number, a text or a list"),
         ("steps =", r"expected TOML"),
     ],
 )
@@ -63,12 +64,13 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_settings_take_the_place_of_fields() -> None:
     runs = (RunConfig(seed=0), RunConfig(seed=1))
-    found = override(runs, ["model.rule=none", "model.head_dim=[4, 12]", "steps=9", "precision.loss_scale=dynamic", "task.path="])
+    settings = ["model.rule=none", "model.head_dim=[4, 12]", "steps=9", "precision.loss_scale=dynamic", "task.path="]
+    found = override(runs, parsed(settings))
     assert [(run.seed, run.model.rule, run.model.head_dim, run.steps, run.precision.loss_scale) for run in found] == [
         (seed, "none", (4, 12), 9, "dynamic") for seed in (0, 1)
     ]
-    assert override(runs, []) == runs
-    assert len(override(runs, ["seed=4"])) == 1  # two that became one
+    assert override(runs, {}) == runs
+    assert len(override(runs, {"seed": 4})) == 1  # two that became one
 
 
 @pytest.mark.parametrize(
@@ -79,11 +81,12 @@ def test_settings_take_the_place_of_fields() -> None:
         ("rule=none", 'rule: got "none"; expected a field that there is'),
         ("steps.more=1", "a field of a section; steps is none"),
         ("=3", "expected"),
+        ('model={"rule": "none"}', 'model: got {"rule": "none"}; expected .* the fields of a section one by one'),
     ],
 )
 def test_a_setting_that_does_not_fit(setting: str, said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
-        override([RunConfig()], [setting])
+        override([RunConfig()], parsed([setting]))
 
 
 def test_runs_are_called_by_all_that_they_are() -> None:
@@ -97,7 +100,7 @@ def test_runs_are_called_by_all_that_they_are() -> None:
         "after.lengths=[64]",
         "steps=301",
     ]
-    names = {run_id(run) for setting in changes for run in override([RunConfig()], [setting])} | {run_id(RunConfig())}
+    names = {run_id(run) for setting in changes for run in override([RunConfig()], parsed([setting]))} | {run_id(RunConfig())}
     assert len(names) == len(changes) + 1
 
 

@@ -48,15 +48,14 @@ def read_configs(path: Path) -> tuple[RunConfig, ...]:
     return tuple(dict.fromkeys(configs))
 
 
-def override(configs: Sequence[RunConfig], settings: Sequence[str]) -> tuple[RunConfig, ...]:
-    """The configurations with what `--set name=value` says.
+def parsed(settings: Sequence[str]) -> dict[str, Any]:
+    """What `--set name=value` says, by name.
 
     Args:
-        configs: the runs.
         settings: such as "model.rule=none" or "steps=100"; a value is JSON, or text where it is none.
 
     Raises:
-        ArgumentError: a setting has no "=", or names something unknown or impossible.
+        ArgumentError: a setting has no "=".
     """
     values: dict[str, Any] = {}
     for setting in settings:
@@ -67,6 +66,19 @@ def override(configs: Sequence[RunConfig], settings: Sequence[str]) -> tuple[Run
             values[name.strip()] = json.loads(text)
         except ValueError:
             values[name.strip()] = text
+    return values
+
+
+def override(configs: Sequence[RunConfig], values: Mapping[str, Any]) -> tuple[RunConfig, ...]:
+    """The configurations with other values, each once.
+
+    Args:
+        configs: the runs.
+        values: what `parsed` gave.
+
+    Raises:
+        ArgumentError: a name is unknown, or its value impossible.
+    """
     if not values:
         return tuple(configs)
     return tuple(dict.fromkeys(_checked(_with(config.model_dump(mode="json"), values)) for config in configs))
@@ -75,6 +87,8 @@ def override(configs: Sequence[RunConfig], settings: Sequence[str]) -> tuple[Run
 def _with(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = json.loads(json.dumps(fields, default=str))
     for name, value in values.items():
+        if isinstance(value, dict):  # it would set what it does not name back to the defaults
+            raise ArgumentError(name, json.dumps(value), "a number, a text or a list; set the fields of a section one by one")
         *sections, last = name.split(".")
         place = made
         for section in sections:

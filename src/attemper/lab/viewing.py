@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from attemper.errors import LoadError
@@ -28,11 +29,18 @@ def view_of(folder: Path) -> SweepView:
         raise LoadError(
             f"{folder}: {missing} of {len(sweep.runs)} runs are not over; `attemper lab resume {folder}` goes on with them"
         )
-    if sweep.name in NAMES:
+    if sweep.effort and sweep.name in NAMES:  # a file may be called as a preset is
         asked = preset(sweep.name)
-        rows = further_rows(folder, asked.further, found, "full" if sweep.effort == "full" else "quick")
+        effort = "full" if sweep.effort == "full" else "quick"
+        rows = further_rows(folder, asked.further, found, effort)
         make_product(folder, asked.product, found)
         question, sources, answer = asked.question, asked.sources, asked.answer(found, rows)
+        if set(sweep.runs) != set(asked.runs(effort)):
+            changed = (
+                f"The runs are not the preset's own but those of `{sweep.command}`; what else is said of sizes, texts "
+                "and seeds may be true of the preset's own alone."
+            )
+            answer = replace(answer, limits=(changed, *answer.limits))
     else:
         question, sources, answer = f"What do the runs of {sweep.name} come to?", (), plain_answer(found)
     seconds = sum(result.seconds for result in found)

@@ -10,9 +10,11 @@ import pytest
 
 from attemper.errors import ArgumentError, LoadError
 from attemper.lab.config import RunConfig
+from attemper.lab.config_file import override
 from attemper.lab.presets import NAMES, preset
 from attemper.lab.presets.additive_vs_dot import Cost
 from attemper.lab.presets.bounded import HeadEntropy
+from attemper.lab.presets.changing import check_settings
 from attemper.lab.presets.entropy_bound import Row
 from attemper.lab.presets.fp16_overflow import Rounding
 from attemper.lab.presets.rebuilding import Likeness
@@ -196,6 +198,78 @@ def test_of_one_seed_no_test_is_made(name: str) -> None:
     whole(answer)
     assert "no test" in answer.sentence
     assert "is not told apart from" in answer.sentence
+
+
+OTHERS: dict[str, list[Any]] = {
+    "task.name": ["digits", "recall"],
+    "task.path": ["own.txt"],
+    "task.length": [48],
+    "model.layers": [1],
+    "model.heads": [1],
+    "model.head_dim": [40, [8, 24], True],
+    "model.width": [48],
+    "model.attention": ["additive", "dot"],
+    "model.rule": ["none", "inverse_sqrt", "learned"],
+    "model.own_scales": [True],
+    "model.mup_base": [7],
+    "model.qk_norm": [True, False],
+    "model.softcap": [10.0],
+    "model.position": ["rotary"],
+    "model.init": ["torch"],
+    "precision.arithmetic": ["fp32", "bf16"],
+    "precision.loss_scale": [8.0],
+    "optimiser.name": ["sgd"],
+    "optimiser.learning_rate": [0.01],
+    "optimiser.gradient_clip": [1.0],
+    "optimiser.qk_clip": [5.0],
+    "after.logit_factors": [[2.0]],
+    "after.lengths": [[40]],
+    "steps": [5],
+    "seed": [3],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_may_be_set_leaves_an_answer_and_what_may_not_is_refused_beforehand(name: str) -> None:
+    asked, refused = preset(name), {}
+    runs = [config for config in asked.runs("quick") if config.seed < 2]
+    for field, values in OTHERS.items():
+        if (name, field) == ("length", "after.logit_factors"):  # `after` makes up one of the two
+            continue
+        for value in values:
+            try:
+                check_settings(asked, "quick", {field: value})
+            except ArgumentError as error:
+                refused[field] = str(error)
+                continue
+            configs = override(runs, {field: value})
+            assert len(configs) == len(runs) or field in ("model.head_dim", "seed")
+            found = [made_up(config, loss := same(config), after=after(config, loss, False)) for config in configs]
+            answer = asked.answer(found, rows(name, found))
+            whole(answer)
+            assert "nan" not in answer.sentence or field == "seed", (field, value)
+    assert set(refused) == REFUSED[name] | {"task.name"}
+    said = "{} for the preset {}; expected a field on which its answer does not rest"
+    assert all(said.format(field, name) in message for field, message in refused.items())
+
+
+REFUSED = {
+    "convergence": {"model.head_dim", "model.rule", "model.qk_norm", "model.init"},
+    "lr-sensitivity": {"model.rule", "model.qk_norm", "optimiser.learning_rate"},
+    "logit-threshold": {"precision.arithmetic", "model.qk_norm", "after.logit_factors"},
+    "entropy-bound": {"model.rule", "model.position", "model.qk_norm", "model.softcap"},
+    "width-transfer": {
+        "model.rule", "model.width", "model.head_dim", "model.init", "model.mup_base",
+        "optimiser.learning_rate", "optimiser.name",
+    },
+    "additive-vs-dot": {"model.attention", "model.rule", "model.head_dim"},
+    "fp16-overflow": {
+        "precision.arithmetic", "precision.loss_scale", "model.rule", "model.qk_norm", "model.softcap", "model.head_dim",
+    },
+    "clip-vs-scale": {"model.rule", "optimiser.gradient_clip", "optimiser.qk_clip"},
+    "head-widths": {"model.rule", "model.head_dim", "model.own_scales", "model.position", "model.qk_norm", "model.softcap"},
+    "length": {"model.rule", "task.length", "after.lengths", "model.position"},
+}  # fmt: skip
 
 
 def test_a_run_of_no_arm_is_refused() -> None:

@@ -4,7 +4,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,12 +82,17 @@ def resume(
 
 
 def _sweep(what: str, quick: bool, settings: Sequence[str], seeds: int | None) -> "Sweep":
-    from attemper.lab.config_file import override, read_configs
+    from attemper.lab.config_file import override, parsed, read_configs
     from attemper.lab.presets import NAMES, preset
+    from attemper.lab.presets.changing import check_settings
     from attemper.lab.sweep import Sweep
 
+    values = parsed(settings)
+    if seeds is not None and "seed" in values:
+        raise ArgumentError("--seeds", f"{seeds} beside --set seed={values['seed']}", "one of the two")
     if what in NAMES:
         name, effort = what, "quick" if quick else "full"
+        check_settings(preset(what), effort, values)
         configs = tuple(preset(what).runs(effort))
     elif what.endswith(".toml") or os.path.exists(what):  # noqa: PTH110 - a name of any kind, such as ""
         if quick:
@@ -99,14 +103,13 @@ def _sweep(what: str, quick: bool, settings: Sequence[str], seeds: int | None) -
     if seeds is not None:
         configs = tuple(config.model_copy(update={"seed": seed}) for config in configs for seed in range(seeds))
         configs = tuple(dict.fromkeys(configs))
-    configs = override(configs, settings)
+    configs = override(configs, values)
     product = preset(what).product if what in NAMES else None
     if product is not None:
         product.check(configs)
     command = ["attemper", "lab", "run", what, *(["--quick"] if quick else [])]
     command += [part for setting in settings for part in ("--set", setting)] + (["--seeds", str(seeds)] if seeds else [])
-    made = Sweep(name, effort, shlex.join(command), configs)
-    return made if not settings and seeds is None else replace(made, effort="changed" if effort else "")
+    return Sweep(name, effort, shlex.join(command), configs)
 
 
 def _train(folder: Path, jobs: int | None, ray: str | None, html: Path | None) -> None:

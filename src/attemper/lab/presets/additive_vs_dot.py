@@ -163,4 +163,5 @@ PRESET = Preset(
     runs,
     answer,
     Further(Cost, measure),
+    free=("model.head_dim",),
 )

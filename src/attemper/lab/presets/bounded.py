@@ -16,6 +16,8 @@ from attemper.lab.store.results import RunResult
 from attemper.lab.tasks import load_task
 from attemper.scales import LogitShape
 
+# Rotary positions, a norm on q and k, and a cap stand between the weights and the logits; `_Head` knows none of them.
+MEASURABLE = ("model.position", "model.qk_norm", "model.softcap")
 ROUNDING = 1e-4  # nats, far above float32's, far below any entropy of note
 
 

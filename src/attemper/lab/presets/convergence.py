@@ -154,4 +154,5 @@ PRESET = Preset(
     ("Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1", "Henry et al. 2020, arXiv 2010.04245"),
     runs,
     answer,
+    free=("model.head_dim",),
 )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from attemper.lab.comparing import spread
 from attemper.lab.config import RunConfig
 from attemper.lab.presets.arms import RULES, TEXT_LIMIT, USUAL, arm_of, seeded, text_base
-from attemper.lab.presets.bounded import measured_rows
+from attemper.lab.presets.bounded import MEASURABLE, measured_rows
 from attemper.lab.presets.grouping import figure_series, grouped, validation_series
 from attemper.lab.presets.preset import Effort, Further, Preset
 from attemper.lab.presets.telling import few_seeds, losses_told, verdict, versus
@@ -161,4 +161,5 @@ PRESET = Preset(
     runs,
     answer,
     Further(Row, measure),
+    given=MEASURABLE,
 )

@@ -197,4 +197,5 @@ PRESET = Preset(
     runs,
     answer,
     Further(Rounding, measure),
+    free=("model.head_dim",),
 )  # fmt: skip

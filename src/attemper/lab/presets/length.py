@@ -125,4 +125,5 @@ PRESET = Preset(
     ("Nakanishi 2025, arXiv 2501.19399 (SSMax)", "arXiv 2510.05554"),
     runs,
     answer,
+    given=("task.length", "after.lengths", "model.position"),
 )

@@ -53,6 +53,8 @@ class Preset:
         answer: what the results say. It gets the runs that ended, in the order of `runs`, and the rows of `further`, none without
             it; it must not claim more than they hold.
         further: what is measured when the trainings are over. product: what is made of them then.
+        given: fields, by dotted names, that answer and measurement take as `runs` has them, beside those in which these differ.
+        free: of those in which they differ, the ones that may be a single number in all of them.
     """
 
     name: str
@@ -62,3 +64,5 @@ class Preset:
     answer: Callable[[Sequence[RunResult], Sequence[Any]], Answer]
     further: Further | None = None
     product: Product | None = None
+    given: tuple[str, ...] = ()
+    free: tuple[str, ...] = ()

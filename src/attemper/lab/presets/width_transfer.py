@@ -176,4 +176,5 @@ PRESET = Preset(
     ("Yang et al. 2022, arXiv 2203.03466 (muP), section 4 and table 8",),
     runs,
     answer,
+    given=("model.init", "model.mup_base", "optimiser.name"),
 )

@@ -1,7 +1,9 @@
 import json
 import math
 import resource
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -234,6 +236,37 @@ def test_the_same_examples_come_whatever_the_model_is() -> None:
         seen.append([trial.task.batch(3, trial.order).targets for _ in range(3)])
     for one, two in zip(*seen, strict=True):
         assert torch.equal(one, two)
+
+
+def test_tokens_a_second_are_those_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = training.Trial.evaluate
+
+    def slow(*given: Any) -> Any:
+        time.sleep(0.3)
+        return evaluate(*given)
+
+    monkeypatch.setattr(training.Trial, "evaluate", slow)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    config = tiny()
+    with pytest.raises(StoppedError, match=r"^10$"):
+        train(config, tmp_path, stop_after(10))
+    result = train(config, tmp_path)
+    tokens = config.steps * config.batch * config.task.length
+    evaluations = math.ceil(config.steps / config.evaluate_every)
+    assert 0 < tokens / result.tokens_per_second < result.seconds - 0.3 * evaluations
+
+
+def test_the_peak_of_a_run_in_parts_is_the_largest_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    config, peaks = tiny(), {3: 200.0, 6: 700.0, 9: 100.0}
+    for stop, peak in peaks.items():
+        monkeypatch.setattr(training.PeakMemory, "so_far", lambda _self, peak=peak: peak)
+        with pytest.raises(StoppedError, match=f"^{stop}$"):
+            train(config, tmp_path, stop_after(stop))
+    assert train(config, tmp_path).peak_mib == 700.0
+    unknown = tiny(seed=1)
+    monkeypatch.setattr(training.PeakMemory, "so_far", lambda _self: math.nan)
+    assert math.isnan(train(unknown, tmp_path).peak_mib)
 
 
 def test_threads_are_given_back(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ class PeakMemory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if _STATUS.exists():
-            found = re.search(r"^VmHWM:\s+(\d+) kB", _STATUS.read_text("ascii"), re.MULTILINE)
-            self.mib = int(found[1]) / 1024 if found else math.nan
+        self.mib = self.so_far()
+
+    def so_far(self) -> float:
+        """What `mib` would be if the context ended now."""
+        found = re.search(r"^VmHWM:\s+(\d+) kB", _STATUS.read_text("ascii"), re.MULTILINE) if _STATUS.exists() else None
+        return int(found[1]) / 1024 if found else math.nan

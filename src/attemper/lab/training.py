@@ -84,13 +84,14 @@ class Trial:
         self.recorder = Recorder(tuple(self.layers), next(iter(self.layers.values())).layout.order)  # the same in all of them
         self.evaluations: list[Evaluation] = []
         self.step, self.seconds = 0, 0.0
+        self.stepping, self.peak = 0.0, 0.0  # seconds within steps, and the largest resident size, of all parts of the training
 
     def run(self, progress: Progress) -> RunResult:
         """To the end, from the checkpoint if there is one."""
         if self.files.checkpoint.exists():
             self.restore(load(self.files.checkpoint))
         threshold = self.config.optimiser.qk_clip
-        began, saved, before, first = time.perf_counter(), time.perf_counter(), self.seconds, self.step
+        began, saved, before = time.perf_counter(), time.perf_counter(), self.seconds
         diverged = False
         # The examples' attention is PyTorch's, bit for bit: there the watch looks on, elsewhere its kernel is the model's own.
         mode = "observe" if self.config.model.attention == "example" else "use"
@@ -98,7 +99,9 @@ class Trial:
             watching.load_state_dict(watching.state_dict() | {"next": self.step})
             clip = None if threshold is None else QKClip(self.model, threshold)
             while self.step < self.config.steps:
+                started = time.perf_counter()
                 loss = self.train_step(watching, clip)
+                self.stepping += time.perf_counter() - started
                 self.step += 1
                 progress(self.step, loss)
                 diverged = not math.isfinite(loss)
@@ -111,10 +114,10 @@ class Trial:
                     diverged = self.step == self.config.steps and not math.isfinite(self.evaluations[-1].loss)
                 now = time.perf_counter()
                 if now - saved > SAVE_EVERY and self.step < self.config.steps:
-                    self.seconds = before + now - began
+                    self.seconds, self.peak = before + now - began, larger(self.peak, memory.so_far())
                     save(self.files.checkpoint, self.state())
                     saved = now
-        self.seconds = before + time.perf_counter() - began
+        self.seconds, self.peak = before + time.perf_counter() - began, larger(self.peak, memory.mib)
         if not diverged:
             self.measure_after()
         scored = self.config.batch * self.task.batch(1, torch.Generator().manual_seed(0)).targets.numel()
@@ -125,8 +128,8 @@ class Trial:
             ended=self.step - 1,
             evaluations=tuple(self.evaluations),
             seconds=self.seconds,
-            tokens_per_second=scored * self.step / self.seconds,
-            peak_mib=memory.mib if not first else math.nan,  # of a part of it, it would mislead
+            tokens_per_second=scored * self.step / self.stepping,
+            peak_mib=self.peak,
             machine=f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {in_words(self.config.threads)}",
             versions={"attemper": version("attemper"), "torch": torch.__version__, "python": platform.python_version()},
             data=self.task.data,
@@ -206,6 +209,8 @@ class Trial:
             "loss_scale": [self.loss_scale.factor, self.loss_scale.clean],
             "evaluations": [vars(evaluation) for evaluation in self.evaluations],
             "seconds": self.seconds,
+            "stepping": self.stepping,
+            "peak": self.peak,
             "data": self.task.data,
         }
         return State(self.step, tensors, rest)
@@ -221,6 +226,8 @@ class Trial:
             given = f"{self.files.checkpoint}: trained on {state.words['data']}, and now there is {self.task.data}"
             raise LoadError(f"{given}; expected the same data; put it back, or delete {self.files.folder}")
         self.step, self.seconds = state.step, state.words["seconds"]
+        # A checkpoint of before these were kept in it tells neither: both are unknown then.
+        self.stepping, self.peak = (state.words.get(name, math.nan) for name in ("stepping", "peak"))
 
         def under(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): tensor for name, tensor in state.tensors.items() if name.startswith(prefix)}
@@ -237,6 +244,11 @@ class Trial:
 def in_words(threads: int) -> str:
     """How many threads computed."""
     return "one thread" if threads == 1 else f"{threads} threads"
+
+
+def larger(one: float, other: float) -> float:
+    """The larger of two; NaN where one is."""
+    return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)
 
 
 @contextmanager

@@ -35,7 +35,9 @@ class RunResult:
         status: "done", or "diverged": the loss at step `ended`, or the last validation loss, was no finite number.
         ended: the last step, from 0.
         evaluations: in the order in which they were made.
-        seconds, tokens_per_second, peak_mib: of the training on the machine it ran on; they differ from run to run.
+        seconds: from the first step to the last, evaluations and checkpoints between them included. tokens_per_second: of the
+            steps alone. peak_mib: the largest resident size of the process meanwhile. Of all parts of a training that was
+            interrupted, without what was lost; they differ from run to run.
         machine, versions, data: where, with what, and from what it learned.
     """
 

@@ -70,7 +70,14 @@ def test_without_the_maximum_subtracted_the_exponential_ends_where_its_type_does
 
     assert run(last, arithmetic) == 5.0
     assert math.isnan(run(first, arithmetic))
-    assert run(first, "fp16") == 5.0
+    assert run(first, "fp16") == run(first, "fp16_safe") == 5.0
+
+
+def test_the_sum_of_a_16_bit_softmax_ends_where_its_type_does() -> None:
+    # 2¹⁷ keys of one logit: each weight is 2⁻¹⁷, and their sum before the division 131072, past float16's 65504.
+    q, k, v = torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 2**17, 1), torch.ones(1, 1, 2**17, 1)
+    found = {each: attend(q, k, v, 1.0, causal=False, softcap=None, arithmetic=each).item() for each in ("fp16", "fp16_safe")}
+    assert found == {"fp16": 1.0, "fp16_safe": 0.0}
 
 
 def test_a_product_that_overflowed_before_the_scale_is_not_saved_by_the_subtracted_maximum() -> None:
@@ -79,14 +86,14 @@ def test_a_product_that_overflowed_before_the_scale_is_not_saved_by_the_subtract
     assert attend(q / 2, k / 2, torch.ones(1, 1, 2, 3), 0.125, causal=False, softcap=None, arithmetic="fp16").eq(1).all()
 
 
-@pytest.mark.parametrize("arithmetic", ["fp16", "fp16_naive", "bf16_naive"])
+@pytest.mark.parametrize("arithmetic", ["fp16", "fp16_safe", "fp16_naive", "bf16_naive"])
 def test_attention_agrees_with_that_of_real_tensors(arithmetic: str) -> None:
     dtype = torch.bfloat16 if arithmetic == "bf16_naive" else torch.float16
     q, k, v = torch.randn(3, 2, 3, 5, 7).to(dtype)
     logits = q.float() @ k.float().mT
     scaled = logits.to(dtype).float() * 0.375 if arithmetic == "fp16" else logits.to(dtype) * 0.375
     scaled = scaled.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -torch.inf)
-    powers = (scaled - scaled.amax(-1, keepdim=True) if arithmetic == "fp16" else scaled).exp()
+    powers = (scaled - scaled.amax(-1, keepdim=True) if arithmetic in ("fp16", "fp16_safe") else scaled).exp()
     weights = powers / powers.sum(-1, keepdim=True)
     expected = (weights.to(dtype).float() @ v.float()).to(dtype).float()
     found = attend(q.float(), k.float(), v.float(), 0.375, causal=True, softcap=None, arithmetic=arithmetic)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from attemper.lab.config import Arithmetic, Precision
 
 GROWTH = 200  # steps without an overflow after which a dynamic factor doubles
 FIRST = 2.0**16
-DTYPES = {"fp16": torch.float16, "fp16_naive": torch.float16, "bf16_naive": torch.bfloat16}
+DTYPES = {"fp16": torch.float16, "fp16_safe": torch.float16, "fp16_naive": torch.float16, "bf16_naive": torch.bfloat16}
 _current: ContextVar[Arithmetic] = ContextVar("arithmetic", default="fp32")
 
 
@@ -108,22 +108,22 @@ def attend(
         scale: a number, or a tensor that broadcasts to [batch, heads, queries, keys].
         causal: key j is hidden from query i at j > i.
         softcap: bound on |logit|, None: none.
-        arithmetic: "fp16": the softmax is float32 and subtracts the maximum. "fp16_naive", "bf16_naive": logits, exponentials,
-            their sum and the weights are 16-bit numbers and nothing is subtracted: e^z is infinite from 11.09 on in float16,
-            from 88.73 on in bfloat16.
+        arithmetic: "fp16": the softmax is float32 and subtracts the maximum. "fp16_safe": logits, exponentials, their sum and
+            the weights are 16-bit numbers, after the maximum was subtracted. "fp16_naive", "bf16_naive": the same, and nothing
+            is subtracted: e^z is infinite from 11.09 on in float16, from 88.73 on in bfloat16.
     """
     dtype = DTYPES[arithmetic]
-    naive = arithmetic != "fp16"
+    rounds, subtracts = arithmetic != "fp16", arithmetic in ("fp16", "fp16_safe")
     logits = product(q, k.mT, dtype)
-    # In real 16-bit tensors from here on, where naive: each operation rounds by itself, in the backward pass as well.
-    logits = (logits.to(dtype) if naive else logits) * (scale.to(dtype) if naive and isinstance(scale, Tensor) else scale)
+    # In real 16-bit tensors from here on, where it rounds: each operation rounds by itself, in the backward pass as well.
+    logits = (logits.to(dtype) if rounds else logits) * (scale.to(dtype) if rounds and isinstance(scale, Tensor) else scale)
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     if causal:
         later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         logits = logits.masked_fill(later, -torch.inf)
     # Not by torch.softmax, which whoever watches the model takes for a second attention call.
-    powers = (logits if naive else logits - logits.detach().amax(-1, keepdim=True)).exp()
+    powers = (logits - logits.detach().amax(-1, keepdim=True) if subtracts else logits).exp()
     weights = (powers / powers.sum(-1, keepdim=True)).float()
     return product(weights, v, dtype)
 

@@ -18,7 +18,7 @@ Count = Annotated[int, Field(ge=1)]
 
 TaskName = Literal["text", "digits", "recall", "reversal"]
 RuleName = Literal["none", "inverse_sqrt", "inverse", "mup", "learned", "cosine", "log_length", "log_length_learned"]
-Arithmetic = Literal["fp32", "bf16", "fp16", "fp16_naive", "bf16_naive"]
+Arithmetic = Literal["fp32", "bf16", "fp16", "fp16_safe", "fp16_naive", "bf16_naive"]
 
 
 class _Section(BaseModel):
@@ -84,8 +84,8 @@ class Precision(_Section):
 
     Attributes:
         arithmetic: of the attention and, for the 16-bit ones, of all matrix products. "fp32"; "bf16", autocast; "fp16", products
-            rounded to float16 (and infinite beyond 65504) with a float32 softmax that subtracts the maximum; "fp16_naive" and
-            "bf16_naive", the same with a softmax in 16 bits that does not subtract it.
+            rounded to float16 (and infinite beyond 65504) with a float32 softmax that subtracts the maximum; "fp16_safe", the
+            same with a softmax in 16 bits; "fp16_naive" and "bf16_naive", one in 16 bits that does not subtract the maximum.
         loss_scale: factor on the loss before the backward pass; "dynamic" halves it at an overflow and doubles it after
             200 steps without one.
     """

@@ -136,7 +136,7 @@ def test_logits_times_multiplies_and_leaves_no_trace(dials: dict[str, Any]) -> N
         assert loss_of(model, task).item() == plain
 
 
-@pytest.mark.parametrize("arithmetic", ["bf16", "fp16", "fp16_naive", "bf16_naive"])
+@pytest.mark.parametrize("arithmetic", ["bf16", "fp16", "fp16_safe", "fp16_naive", "bf16_naive"])
 @pytest.mark.parametrize("rule", ["inverse_sqrt", "learned", "log_length_learned"])
 def test_every_arithmetic_is_near_that_of_32_bits_and_is_watched(arithmetic: str, rule: str) -> None:
     task = task_of("text")

@@ -272,6 +272,12 @@ REFUSED = {
 }  # fmt: skip
 
 
+def test_a_coarser_softmax_is_told_apart_from_one_that_overflows() -> None:
+    losses = worse(lambda config: config.precision.arithmetic == "fp16_safe", 0.25)
+    answer = answered("fp16-overflow", losses)
+    assert "in 16 bits too, 3 of 3 end, and the loss is above that of one in float32: +0.25" in answer.sentence
+
+
 def test_a_run_of_no_arm_is_refused() -> None:
     stray = made_up(
         preset("length").runs("quick")[0].model_copy(update={"model": RunConfig().model.model_copy(update={"rule": "mup"})}), 2.0

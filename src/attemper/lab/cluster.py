@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from attemper.clusters import ray_cluster
 from attemper.errors import LoadError, MissingExtraError
 from attemper.lab.config import RunConfig
 from attemper.lab.events import Event, Tell
@@ -26,19 +26,14 @@ def on_ray(address: str, folder: Path, todo: Sequence[RunConfig], tell: Tell) ->
     Raises:
         MissingExtraError: Ray is not installed. LoadError: the cluster cannot be reached, or a run failed there.
     """
-    try:
-        import ray
-        from ray import tune
-    except ImportError:
-        raise MissingExtraError("ray[tune]", "ray", "run a sweep on a Ray cluster") from None
-    place = folder.resolve()
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:
-        raise LoadError(f"ray: no cluster could be reached at {address!r}: {error}") from error
-    try:
-        by_id = {run_id(config): config for config in todo}
-        texts = {name: config.model_dump_json() for name, config in by_id.items()}
+    purpose, place = "run a sweep on a Ray cluster", folder.resolve()
+    by_id = {run_id(config): config for config in todo}
+    texts = {name: config.model_dump_json() for name, config in by_id.items()}
+    with ray_cluster(address, purpose):
+        try:
+            from ray import tune
+        except ImportError:  # Ray alone lacks what its Tune needs
+            raise MissingExtraError("ray[tune]", "ray", purpose) from None
         trainable = tune.with_resources(tune.with_parameters(_train, folder=str(place), texts=texts), {"cpu": 1})
         tuner = tune.Tuner(
             trainable,
@@ -46,8 +41,6 @@ def on_ray(address: str, folder: Path, todo: Sequence[RunConfig], tell: Tell) ->
             run_config=tune.RunConfig(storage_path=str(place / "ray"), name="tune", verbose=0),
         )
         failed = [str(error) for error in tuner.fit().errors]
-    finally:
-        ray.shutdown()
     for name, config in by_id.items():
         result = RunFiles(folder, name).result()
         if result is not None:

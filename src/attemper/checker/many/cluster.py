@@ -1,17 +1,13 @@
 """The same checks on a Ray cluster: each is a task that starts the same process on the node that it lands on."""
 
-import logging
-import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from attemper.checker.many.process import check_one
 from attemper.checker.many.records import ModelResult
 from attemper.checker.options import one_line
-from attemper.errors import LoadError, MissingExtraError
+from attemper.clusters import ray_cluster
 from attemper.report.records import COULD_NOT_RUN
-
-_SECONDS = 10.0  # that a node may take to answer
 
 
 def on_ray(
@@ -22,16 +18,7 @@ def on_ray(
     Raises:
         MissingExtraError: Ray is not installed. LoadError: the cluster cannot be reached.
     """
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtraError("ray", "ray", "check models on a Ray cluster") from None
-    _refuse_silent(address)
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:
-        raise LoadError(f"ray: no cluster could be reached at {address!r}: {one_line(error)}") from error
-    try:
+    with ray_cluster(address, "check models on a Ray cluster") as ray:
         # A node that is lost takes its task with it: Ray starts it again elsewhere, once.
         task = ray.remote(num_cpus=1, max_retries=1)(_check)
         waiting = {task.remote(model, tuple(arguments), timeout): place for place, model in enumerate(models)}
@@ -42,19 +29,6 @@ def on_ray(
             results[place] = _answer(ray, ready, models[place])
             tell(results[place])
         return tuple(results[place] for place in range(len(models)))
-    finally:
-        ray.shutdown()
-
-
-def _refuse_silent(address: str) -> None:
-    """Ray itself tries an address for minutes, and then ends the process."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise LoadError(f"ray: no cluster could be reached at {address!r}: {one_line(error)}") from error
 
 
 def _check(model: str, arguments: tuple[str, ...], timeout: float | None) -> ModelResult:

@@ -149,6 +149,11 @@ def test_a_file_that_is_called_as_a_preset_is_a_file(config: Path, tmp_path: Pat
         (["run", "CONFIG", "--out", "/proc/nothing"], "/proc/nothing (No such file or directory); expected a folder that can be"),
         (["run", "CONFIG", "--ray", "local", "--jobs", "2", "--out", "SWEEP"], "--jobs: got 2; expected nothing beside --ray"),
         (["run", "examples", "--set", "model.width=64"], "model.width: got 64; expected 128, as the example models have it"),
+        (
+            ["run", "CONFIG", "--out", "NEW", "--html", "/proc/nothing/a.html"],
+            "in a folder that exists; create /proc/nothing",
+        ),
+        (["run", "CONFIG", "--out", "NEW", "--ray", "local", "--jobs", "2"], "--jobs: got 2; expected nothing beside --ray"),
         (["resume", "FOLDER"], "no sweep.json is there; expected a folder that `attemper lab run --out` made"),
         (["list", "FOLDER"], "no sweep.json is there"),
         (["report", "FOLDER"], "no sweep.json is there"),
@@ -159,8 +164,9 @@ def test_a_file_that_is_called_as_a_preset_is_a_file(config: Path, tmp_path: Pat
 def test_what_is_wrong_is_one_line(
     words: list[str], said: str, config: Path, sweep: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    places = {"CONFIG": str(config), "SWEEP": str(sweep), "FOLDER": str(tmp_path)}
+    places = {"CONFIG": str(config), "SWEEP": str(sweep), "FOLDER": str(tmp_path), "NEW": str(tmp_path / "new")}
     assert main(["lab", *(places.get(word, word) for word in words)]) == 2
+    assert not (tmp_path / "new").exists()
     out, err = capsys.readouterr()
     assert out == ""
     assert said in err.replace("\n", " ")

@@ -19,7 +19,7 @@ from attemper.lab.events import Event
 from attemper.lab.identity import run_id
 from attemper.lab.sweep import Sweep
 from attemper.lab.table import TIMES
-from tests.lab_runs import MODEL, TASK, After, die, files_of, own_text, tiny
+from tests.lab_runs import MODEL, TASK, After, Optimiser, Task, die, files_of, own_text, tiny
 from tests.running import ROOT
 
 RUNS = tuple(tiny(seed, model=MODEL.model_copy(update={"rule": rule})) for rule in ("none", "inverse_sqrt") for seed in (0, 1))
@@ -140,6 +140,17 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         ({"model": MODEL.model_copy(update={"attention": "additive"})}, "model.attention: got 'additive' for the task 'text'"),
         ({"model": MODEL.model_copy(update={"position": "learned"}), "after": After(lengths=(29,))}, "length: got 29 tokens"),
         ({"task": TASK.model_copy(update={"path": "/none"})}, "/none: No such file or directory"),
+        ({"task": TASK.model_copy(update={"path": "/dev/zero"})}, "/dev/zero: neither a file nor a folder; expected a text file"),
+        ({"task": TASK.model_copy(update={"path": "a\0b"})}, "b: embedded null byte; expected a text file"),
+        (
+            {"model": MODEL.model_copy(update={"head_dim": (4, 6, 8)}), "optimiser": Optimiser(qk_clip=3.0)},
+            "optimiser.qk_clip: got 3 beside model.head_dim = [4, 6, 8]; expected heads of one width, or none",
+        ),
+        ({"batch": 2**31 - 1}, "in this machine; expected runs that fit: a smaller batch, task.length, "),
+        ({"model": MODEL.model_copy(update={"layers": 2**31 - 1})}, "in this machine; expected runs that fit: a smaller batch"),
+        ({"model": MODEL.model_copy(update={"heads": 2**31 - 1})}, "in this machine; expected runs that fit: a smaller batch"),
+        ({"task": Task(name="recall", symbols=2**31 - 1)}, "in this machine; expected runs that fit: a smaller batch"),
+        ({"task": Task(name="reversal", length=2**31 - 1)}, "in this machine; expected runs that fit: a smaller batch"),
     ],
 )
 def test_an_impossible_run_is_said_before_any_is_trained(fields: dict[str, object], said: str, tmp_path: Path) -> None:

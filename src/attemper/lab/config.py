@@ -12,9 +12,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+# Numbers that float32, int64 and torch's seeds hold with room to spare; strict, so that neither true nor "2" is a number.
+LARGEST, MOST = 1e30, 2**31 - 1
+Positive = Annotated[float, Field(strict=True, gt=0, le=LARGEST, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(strict=True, ge=0, le=LARGEST, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=1, le=MOST)]
+FromZero = Annotated[int, Field(strict=True, ge=0, le=MOST)]
 
 TaskName = Literal["text", "digits", "recall", "reversal"]
 RuleName = Literal["none", "inverse_sqrt", "inverse", "mup", "learned", "cosine", "log_length", "log_length_learned"]
@@ -40,7 +43,7 @@ class Task(_Section):
     name: TaskName = "text"
     path: str = ""
     length: Count = 64
-    symbols: Annotated[int, Field(ge=2)] = 16
+    symbols: Annotated[int, Field(strict=True, ge=2, le=MOST)] = 16
 
 
 class Model(_Section):
@@ -107,7 +110,7 @@ class Optimiser(_Section):
 
     name: Literal["adamw", "sgd", "muon"] = "adamw"
     learning_rate: Positive = 3e-3
-    warmup: Annotated[int, Field(ge=0)] = 20
+    warmup: FromZero = 20
     decay: Literal["cosine", "none"] = "cosine"
     weight_decay: NotNegative = 0.1
     gradient_clip: Positive | None = 1.0
@@ -145,7 +148,7 @@ class RunConfig(_Section):
     after: After = After()
     steps: Count = 300
     batch: Count = 32
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: FromZero = 0
     evaluate_every: Count = 50
     log_every: Count = 10
     threads: Count = 1

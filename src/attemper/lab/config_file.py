@@ -38,7 +38,7 @@ def read_configs(path: Path) -> tuple[RunConfig, ...]:
     if not isinstance(vary, dict) or not all(isinstance(values, list) and values for values in vary.values()):
         raise LoadError(f'{path}: [vary] is {vary!r}; expected lists by dotted names, such as "model.rule" = ["none"]')
     if seeds is not None:
-        if "seed" in fields or not isinstance(seeds, list) or not seeds:
+        if "seed" in (*fields, *vary) or not isinstance(seeds, list) or not seeds:
             raise LoadError(f"{path}: seeds is {seeds!r}; expected a list of whole numbers, and no seed beside it")
         vary = {**vary, "seed": seeds}
     try:

@@ -21,6 +21,7 @@ from attemper.errors import ArgumentError, LoadError
 from attemper.lab.config import RunConfig
 from attemper.lab.events import Event, Tell
 from attemper.lab.identity import run_id
+from attemper.lab.room import check_room, memory_told
 from attemper.lab.store.curves import one_line
 from attemper.lab.store.files import RunFiles
 from attemper.lab.store.results import RunResult
@@ -70,9 +71,12 @@ def begin(folder: Path, sweep: Sweep) -> None:
         # What a process left that was killed while it began is no one's.
         if folder.exists() and (not folder.is_dir() or any(not _half(each) for each in folder.iterdir())):
             raise ArgumentError("out", f"{folder}, which holds something else", "a new folder, or an empty one")
-        tasks = {task: load_task(task) for task in dict.fromkeys(run.task for run in sweep.runs)}
-        for config in dict.fromkeys(run.model_copy(update={"seed": 0}) for run in sweep.runs):
-            rehearse(config, tasks[config.task])
+        for config in sweep.runs:
+            check_room(config)
+        with memory_told():
+            tasks = {task: load_task(task) for task in dict.fromkeys(run.task for run in sweep.runs)}
+            for config in dict.fromkeys(run.model_copy(update={"seed": 0}) for run in sweep.runs):
+                rehearse(config, tasks[config.task])
         sweep = replace(sweep, data=tuple(tasks[run.task].data for run in sweep.runs))
         folder.mkdir(parents=True, exist_ok=True)
         fields = asdict(sweep) | {"format": FORMAT, "runs": [run.model_dump(mode="json") for run in sweep.runs]}

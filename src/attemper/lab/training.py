@@ -21,6 +21,7 @@ from attemper.lab.identity import run_id
 from attemper.lab.memory import PeakMemory
 from attemper.lab.models import attention_layers, build, logits_times
 from attemper.lab.optimisers import Optimisers
+from attemper.lab.room import memory_told
 from attemper.lab.store.files import RunFiles
 from attemper.lab.store.recorder import Recorder
 from attemper.lab.store.results import Evaluation, RunResult
@@ -42,14 +43,14 @@ def train(config: RunConfig, folder: Path, progress: Progress = lambda _step, _l
         progress: told after each step.
 
     Raises:
-        ArgumentError: the task's model does not have these dials, or another process trains this run. LoadError: data or
-            checkpoint cannot be read.
+        ArgumentError: the task's model does not have these dials, there is no memory for it, or another process trains this run.
+        LoadError: data or checkpoint cannot be read.
     """
     files = RunFiles(folder, run_id(config))
     found = files.result()
     if found is not None:
         return found
-    with files.opened(config), threads(config.threads):
+    with files.opened(config), threads(config.threads), memory_told():
         found = files.result()  # another process may have ended it before this one had the lock
         return Trial(config, files).run(progress) if found is None else found
 
@@ -63,9 +64,11 @@ def rehearse(config: RunConfig, task: Task) -> None:
     """
     with torch.random.fork_rng(devices=[]):
         model = build(config, task)
-    for length in config.after.lengths:
+
+    for length in dict.fromkeys((None, *config.after.lengths)):
         batch = task.validation(length)[0]
-        model(**{name: tensor[:1] for name, tensor in batch.inputs.items()})
+        with computing(config.precision.arithmetic):
+            model(**{name: tensor[:1] for name, tensor in batch.inputs.items()})
 
 
 class Trial:

@@ -60,12 +60,18 @@ def plain_answer(found: list[RunResult]) -> Answer:
          str(sum(run.status == "diverged" for run in runs)))
         for key, runs in arms.items()
     ]  # fmt: skip
-    best = min(arms.items(), key=lambda arm: spread([run.loss for run in arm[1]]).mean, default=None)
-    losses = spread([run.loss for run in best[1]]) if best else spread([])
-    named = ", ".join(f"{name} = {value}" for name, value in zip(varied, best[0], strict=True)) if best and varied else "the run"
     header = (*varied, "loss, nats", "accuracy", "seeds", "diverged")
+    tables = (Table("Held-out loss at the end", header, tuple(lines)),)
+    losses = {key: spread([run.loss for run in runs]) for key, runs in arms.items()}
+    known = {key: loss for key, loss in losses.items() if loss.count}
+    if not known:
+        return Answer("Every run diverged: there is no loss to tell.", "none", tables)
+    best = min(known, key=lambda key: known[key].mean)
+    named = ", ".join(f"{name} = {value}" for name, value in zip(varied, best, strict=True)) or "its only arm"
+    gone = sum(run.status == "diverged" for run in found)
+    told = f" {gone} of {len(found)} runs diverged, and are in no mean." if gone else ""
     sentence = (
-        f"The lowest mean held-out loss is {losses} nats a scored position, of {named}. "
+        f"The lowest mean held-out loss is {known[best]} nats a scored position, of {named}.{told} "
         "No test is made here: see `attemper lab compare`."
     )
-    return Answer(sentence, f"{losses.mean:.3f} nats", (Table("Held-out loss at the end", header, tuple(lines)),))
+    return Answer(sentence, f"{known[best].mean:.3f} nats", tables)

@@ -9,6 +9,16 @@ from attemper.report.page import require_page
 from attemper.report.sweeps import SweepView
 
 
+def check_page(path: Path) -> None:
+    """Find out before a long run that its page, which was asked for, could not be written.
+
+    Raises:
+        MissingExtraError: a package for it is absent. ArgumentError: nothing can be written there.
+    """
+    require_page()
+    check_writable(path, "--html")
+
+
 def write_page(view: SweepView, path: Path, *, asked_for: bool) -> str:
     """Write it, and say where in a few words; without the extra `html`, say so unless the page was asked for.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attemper.cli.lab.extras import require_lab
-from attemper.cli.lab.page import write_page
+from attemper.cli.lab.page import check_page, write_page
 from attemper.cli.output import write_text
 from attemper.cli.signals import ended_as_interrupted
 from attemper.errors import ArgumentError, LoadError
@@ -59,6 +59,7 @@ def run(
     where it stood. Exit codes: 0 all runs are over, 2 could not run, 130 interrupted.
     """
     require_lab()
+    _check_options(jobs, ray, html)
     from attemper.lab import sweep as sweeps
 
     asked = _sweep(what, quick, settings or [], seeds)
@@ -78,6 +79,7 @@ def resume(
     Exit codes: 0 all runs are over, 2 could not run, 130 interrupted.
     """
     require_lab()
+    _check_options(jobs, ray, html)
     _train(folder, jobs, ray, html)
 
 
@@ -112,14 +114,20 @@ def _sweep(what: str, quick: bool, settings: Sequence[str], seeds: int | None) -
     return Sweep(name, effort, shlex.join(command), configs)
 
 
+def _check_options(jobs: int | None, ray: str | None, html: Path | None) -> None:
+    """Before anything is written or trained."""
+    if ray is not None and jobs is not None:
+        raise ArgumentError("--jobs", jobs, "nothing beside --ray, whose cluster deals the runs out")
+    if html is not None:
+        check_page(html)
+
+
 def _train(folder: Path, jobs: int | None, ray: str | None, html: Path | None) -> None:
     from attemper.cli.lab.progress import progress
     from attemper.lab import sweep as sweeps
     from attemper.lab.viewing import view_of
     from attemper.report.sweep_text import sweep_text
 
-    if ray is not None and jobs is not None:
-        raise ArgumentError("--jobs", jobs, "nothing beside --ray, whose cluster deals the runs out")
     asked = sweeps.read(folder)
     over = len(sweeps.results(folder))
     with progress(len(asked.runs), over) as tell, ended_as_interrupted():

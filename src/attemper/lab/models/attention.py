@@ -43,7 +43,8 @@ class Attention(nn.Module):
         self.layout = lay_out(config.width, config.heads, None, config.head_dim)
         inner = sum(self.layout.widths)
         # By these names QK-clip finds the heads of the projections; of unequal widths it does not.
-        self.num_heads, self.head_dim = config.heads, self.layout.widths[0] if len(self.layout.groups) == 1 else None
+        alike = len(self.layout.groups) == 1
+        self.num_heads, self.head_dim = (config.heads, self.layout.widths[0]) if alike else (None, None)
         self.q_proj = nn.Linear(config.width, inner, bias=False)
         self.k_proj = nn.Linear(config.width, inner, bias=False)
         self.v_proj = nn.Linear(config.width, inner, bias=False)

@@ -37,6 +37,9 @@ def build(config: RunConfig, task: Task) -> nn.Module:
         raise ArgumentError("model.head_dim", f"{len(dials.head_dim)} widths", expected)
     if dials.attention == "example":
         check_example(config)
+    if config.optimiser.qk_clip is not None and not isinstance(dials.head_dim, int) and len(set(dials.head_dim)) > 1:
+        given = f"{config.optimiser.qk_clip:g} beside model.head_dim = {list(dials.head_dim)}"
+        raise ArgumentError("optimiser.qk_clip", given, "heads of one width, or none")
     match config.task.name:
         case "digits":
             return Classifier(dials, task.classes, task.tokens)

@@ -13,6 +13,7 @@ HELD_OUT = 256
 _SEED = 20170612
 # So many different sequences there must be: of much fewer the held-out ones would be a large part.
 _FEWEST = 2**16
+ENOUGH = 16  # tokens of two kinds: from here on there are so many sequences, and more need not be counted
 
 
 class HeldOut:
@@ -21,7 +22,7 @@ class HeldOut:
     Args:
         draw: gives int64 [size, tokens] from (size, length, generator).
         length: of the sequences that are held out.
-        different: how many sequences of that length it can give.
+        different: how many sequences of that length it can give, at least.
 
     Raises:
         ArgumentError: too few for a part of them to be held out.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attemper.lab.tasks.drawing import HeldOut
+from attemper.lab.tasks.drawing import ENOUGH, HeldOut
 from attemper.lab.tasks.task import IGNORED, Batch
 
 
@@ -33,7 +33,7 @@ class Recall:
         self.classes, self.vocabulary, self.tokens = symbols, 2 * symbols, 2 * length + 1
         self.data = f"recall of {length} pairs of {symbols} keys, drawn"
         # Of keys alone and one value: a lower bound of what the tables add to.
-        self._held_out = HeldOut(self._draw, length, symbols ** (length + 1))
+        self._held_out = HeldOut(self._draw, length, symbols ** min(length + 1, ENOUGH))
 
     def batch(self, size: int, generator: torch.Generator) -> Batch:
         """Sequences that are not held out."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attemper.lab.tasks.drawing import HeldOut
+from attemper.lab.tasks.drawing import ENOUGH, HeldOut
 from attemper.lab.tasks.task import Batch
 
 
@@ -29,7 +29,7 @@ class Reversal:
     def __init__(self, length: int, symbols: int) -> None:
         self.classes, self.vocabulary, self.tokens = symbols, symbols + 1, length
         self.data = f"reversal of {length} of {symbols} symbols, drawn"
-        self._held_out = HeldOut(self._draw, length, symbols**length)
+        self._held_out = HeldOut(self._draw, length, symbols ** min(length, ENOUGH))
 
     def batch(self, size: int, generator: torch.Generator) -> Batch:
         """Sequences that are not held out."""

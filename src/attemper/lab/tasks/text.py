@@ -77,10 +77,13 @@ def _as_tensor(text: bytes) -> Tensor:
 
 def _own(path: Path) -> Corpus:
     try:
+        if path.exists() and not (path.is_dir() or path.is_file()):  # a pipe, which one run would read, or a device without end
+            raise LoadError(f"{path}: neither a file nor a folder; expected a text file, or a folder of them")
         files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
         texts = [_decoded(file, file.read_bytes()) for file in files]
-    except OSError as error:
-        raise LoadError(f"{path}: {error.strerror}; expected a text file, or a folder of them") from None
+    except (OSError, ValueError) as error:  # a name with a zero in it is no value
+        reason = getattr(error, "strerror", None) or str(error)
+        raise LoadError(f"{path}: {reason}; expected a text file, or a folder of them") from None
     paragraphs = unique_paragraphs(texts)
     if len(paragraphs) < _FEWEST_PARAGRAPHS:
         raise LoadError(

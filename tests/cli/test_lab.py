@@ -1,5 +1,6 @@
 """`attemper lab`: runs, goes on, lists, reports, compares; what is wrong ends in one line."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -154,6 +155,10 @@ def test_a_file_that_is_called_as_a_preset_is_a_file(config: Path, tmp_path: Pat
             "in a folder that exists; create /proc/nothing",
         ),
         (["run", "CONFIG", "--out", "NEW", "--ray", "local", "--jobs", "2"], "--jobs: got 2; expected nothing beside --ray"),
+        (["run", "CONFIG", "--seeds", "0"], "Invalid value for '--seeds'"),
+        (["run", "CONFIG", "--seeds", "1000000000"], "Invalid value for '--seeds'"),
+        (["run", "CONFIG", "--jobs", "0"], "Invalid value for '--jobs'"),
+        (["run", "CONFIG", "--set", "threads=30000"], "threads: got 30000; expected less than or equal to 1024"),
         (["resume", "FOLDER"], "no sweep.json is there; expected a folder that `attemper lab run --out` made"),
         (["list", "FOLDER"], "no sweep.json is there"),
         (["report", "FOLDER"], "no sweep.json is there"),
@@ -171,6 +176,27 @@ def test_what_is_wrong_is_one_line(
     assert out == ""
     assert said in err.replace("\n", " ")
     assert "Traceback" not in err
+
+
+def test_a_sweep_that_is_half_over_is_compared_by_what_is_there(sweep: Path, tmp_path: Path, capsys: Capture) -> None:
+    half = shutil.copytree(sweep, tmp_path / "half")
+    for result in results(half)[::2]:
+        (half / "runs" / result.id / "result.json").unlink()
+    assert main(["lab", "compare", str(sweep), str(half)]) == 0
+    out = capsys.readouterr().out
+    assert "nan" not in out
+    assert [line.split()[-2:] for line in out.splitlines() if line.startswith("model.rule")] == [["1", "0"]] * 2
+    assert main(["lab", "report", str(half)]) == 2
+    assert "2 of 4 runs are not over; `attemper lab resume" in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_written_takes_no_answer_with_it(sweep: Path, tmp_path: Path, capsys: Capture) -> None:
+    folder = shutil.copytree(sweep, tmp_path / "sweep", ignore=shutil.ignore_patterns("page.html"))
+    (folder / "page.html").mkdir()
+    assert main(["lab", "resume", str(folder)]) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith("What do the runs of mine come to?")
+    assert err == f"attemper: --html: got a folder, {folder}/page.html; expected the name of a file\n"
 
 
 @pytest.mark.slow

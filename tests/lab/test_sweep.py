@@ -174,10 +174,26 @@ def test_an_own_text_that_was_edited_is_refused(tmp_path: Path) -> None:
     assert len(sweeps.run(folder)) == 2
 
 
-@pytest.mark.parametrize("change", [{"format": 9}, {"runs": [{"steps": 0}]}, {"runs": None}, {"more": 1}])
+BROKEN: list[dict[str, object]] = [
+    {"name": 3},
+    {"name": "../elsewhere"},  # `report --write-docs` makes a folder of that name
+    {"effort": ["quick"]},
+    {"command": None},
+    {"runs": []},
+    {"data": ["of one run of four"]},
+]
+
+
+@pytest.mark.parametrize("change", [{"format": 9}, {"runs": [{"steps": 0}]}, {"runs": None}, {"more": 1}, *BROKEN])
 def test_a_broken_sweep_is_said(change: dict[str, object], tmp_path: Path) -> None:
     sweeps.begin(tmp_path, SWEEP)
     path = tmp_path / "sweep.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(LoadError, match=r"sweep\.json: .*(expected|another version)"):
+        sweeps.read(tmp_path)
+
+
+def test_a_sweep_that_nests_without_end_is_said(tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text("[" * 100_000)
+    with pytest.raises(LoadError, match=r"sweep\.json: .*expected what `attemper lab run` wrote"):
         sweeps.read(tmp_path)

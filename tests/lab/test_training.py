@@ -229,6 +229,41 @@ def test_a_broken_result_is_said(text: str, tmp_path: Path) -> None:
         train(config, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"id": "0" * 12}, "it is that of the run"),
+        ({"config": tiny(seed=7).model_dump(mode="json")}, f"it is that of the run {run_id(tiny(seed=7))}"),
+        ({"status": 7}, "status is 7"),
+        ({"ended": "last"}, "ended 'last'"),
+        ({"machine": None}, "machine is None"),
+        ({"evaluations": []}, "it has no held-out loss"),
+    ],
+)
+def test_a_result_that_another_hand_changed_is_said(change: dict[str, object], said: str, tmp_path: Path) -> None:
+    config = tiny(steps=1)
+    files = RunFiles(tmp_path, run_id(config))
+    train(config, tmp_path)
+    path = files.folder / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(LoadError, match=rf"result\.json: .*{said}.*delete it to train the run anew"):
+        files.result()
+
+
+def test_a_checkpoint_of_another_model_is_said_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    config, other = tiny(), tiny(model=MODEL.model_copy(update={"width": 14}))
+    with pytest.raises(StoppedError, match=r"^3$"):
+        train(other, tmp_path, stop_after(3))
+    files = RunFiles(tmp_path, run_id(config))
+    files.folder.mkdir()
+    RunFiles(tmp_path, run_id(other)).checkpoint.rename(files.checkpoint)
+    content = files.checkpoint.read_bytes()
+    with pytest.raises(LoadError, match=r"checkpoint\.safetensors: RuntimeError: .*expected the checkpoint of this run"):
+        train(config, tmp_path)
+    assert files.checkpoint.read_bytes() == content
+
+
 def test_the_same_examples_come_whatever_the_model_is() -> None:
     seen = []
     for model in (MODEL, MODEL.model_copy(update={"rule": "none", "head_dim": 17})):

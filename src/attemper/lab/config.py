@@ -151,4 +151,4 @@ class RunConfig(_Section):
     seed: FromZero = 0
     evaluate_every: Count = 50
     log_every: Count = 10
-    threads: Count = 1
+    threads: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1  # where the system has no more, OpenMP ends the process

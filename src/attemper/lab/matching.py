@@ -7,7 +7,7 @@ from typing import Any
 
 from attemper.errors import LoadError
 from attemper.lab.comparing import holm, spread
-from attemper.lab.presets.telling import versus
+from attemper.lab.presets.telling import cells_of, number, versus
 from attemper.lab.store.results import RunResult
 from attemper.lab.sweep import results
 from attemper.lab.table import flat
@@ -39,8 +39,7 @@ def compared(one: Path, two: Path) -> Table:
         rows.append([", ".join(f"{name} = {value}" for name, value in arm if _varies(name, first, second)) or "all"])
         rows[-1] += [str(spread([run.loss for run in side])) for side in pair]
     for row, test, p in zip(rows, tests, holm([test.p for test in tests]), strict=True):
-        interval = f"{test.low:+.3f} to {test.high:+.3f}" if test.count > 1 else ""
-        row += [f"{test.mean:+.3f}", interval, f"{test.p:.2g}", f"{p:.2g}", str(test.count), str(test.lost)]
+        row += [*cells_of(test), number(p), str(test.count), str(test.lost)]
     told = ", ".join(apart) or "nothing: they are one sweep"
     header = ("runs", str(one), str(two), "first − second", "95 % interval", "p", "p, Holm", "seeds", "lost")
     note = (

@@ -114,9 +114,20 @@ def read(folder: Path) -> Sweep:
         if fields.pop("format") != FORMAT:
             raise LoadError(f"{path}: written by another version of attemper; expected format {FORMAT}")
         runs = tuple(RunConfig.model_validate(run) for run in fields["runs"])
-        return Sweep(**fields | {"runs": runs, "data": tuple(fields.get("data", ()))})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return _checked(Sweep(**fields | {"runs": runs, "data": tuple(fields.get("data", ()))}))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise LoadError(f"{path}: {one_line(error)}; expected what `attemper lab run` wrote") from error
+
+
+def _checked(sweep: Sweep) -> Sweep:
+    """It, if it is what a sweep can be: another program, or a hand, may have written the file."""
+    if not all(isinstance(text, str) for text in (sweep.name, sweep.effort, sweep.command, *sweep.data)):
+        raise TypeError("name, effort, command or data is no text")
+    if Path(sweep.name).name != sweep.name:  # a folder is called so
+        raise ValueError(f"name is {sweep.name!r}, which leads out of its folder")
+    if not sweep.runs or len(sweep.data) not in (0, len(sweep.runs)):
+        raise ValueError(f"{len(sweep.runs)} runs, with data of {len(sweep.data)}")
+    return sweep
 
 
 def results(folder: Path) -> list[RunResult]:

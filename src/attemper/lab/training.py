@@ -92,7 +92,12 @@ class Trial:
     def run(self, progress: Progress) -> RunResult:
         """To the end, from the checkpoint if there is one."""
         if self.files.checkpoint.exists():
-            self.restore(load(self.files.checkpoint))
+            state = load(self.files.checkpoint)
+            try:
+                self.restore(state)
+            except (KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:
+                given = f"{self.files.checkpoint}: {type(error).__name__}: {' '.join(str(error).split())}"
+                raise LoadError(f"{given}; expected the checkpoint of this run; delete it to train the run anew") from error
         threshold = self.config.optimiser.qk_clip
         began, saved, before = time.perf_counter(), time.perf_counter(), self.seconds
         diverged = False

@@ -48,7 +48,9 @@ def run(
             show_default=False,
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 to N − 1 of each run.", show_default=False)] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="Seeds 0 to N − 1 of each run.", show_default=False)
+    ] = None,
     jobs: Jobs = None,
     ray: Ray = None,
     html: Html = None,
@@ -133,8 +135,8 @@ def _train(folder: Path, jobs: int | None, ray: str | None, html: Path | None) -
     with progress(len(asked.runs), over) as tell, ended_as_interrupted():
         sweeps.run(folder, jobs or _processors(), tell, ray)
     view = view_of(folder)
+    write_text(sweep_text(view, tables=False) + "\n")  # first, so that a page that cannot be written takes nothing with it
     page = write_page(view, folder / "page.html" if html is None else html, asked_for=html is not None)
-    write_text(sweep_text(view, tables=False) + "\n")
     sys.stderr.write(f"{folder}: {len(asked.runs)} runs, {len(asked.runs) - over} of them trained now; {page}\n")
 
 

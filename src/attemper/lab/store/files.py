@@ -22,6 +22,7 @@ from torch import nn
 
 from attemper.errors import ArgumentError, LoadError
 from attemper.lab.config import RunConfig
+from attemper.lab.identity import run_id
 from attemper.lab.store.curves import HEADS, STEPS, heads_table, one_line, steps_table, to_parquet
 from attemper.lab.store.recorder import Recorder
 from attemper.lab.store.results import Evaluation, RunResult
@@ -69,11 +70,22 @@ class RunFiles:
             fields: dict[str, Any] = json.loads(path.read_text("utf-8"))
             fields["config"] = RunConfig.model_validate(fields["config"])
             fields["evaluations"] = tuple(Evaluation(**_numbers(each)) for each in fields["evaluations"])
-            return RunResult(**_numbers(fields), folder=self.folder)
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            return self._checked(RunResult(**_numbers(fields), folder=self.folder))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise LoadError(
                 f"{path}: {one_line(error)}; expected the result of a run; delete it to train the run anew"
             ) from error
+
+    def _checked(self, result: RunResult) -> RunResult:
+        if result.id != self.id or run_id(result.config) != self.id:
+            raise ValueError(f"it is that of the run {run_id(result.config)}")
+        if result.status not in ("done", "diverged") or not isinstance(result.ended, int):
+            raise ValueError(f"status is {result.status!r}, ended {result.ended!r}")
+        if not isinstance(result.machine, str) or not isinstance(result.data, str):
+            raise TypeError(f"machine is {result.machine!r}, data {result.data!r}")
+        if result.status == "done" and math.isnan(result.loss):
+            raise ValueError("it has no held-out loss")
+        return result
 
     def finish(self, result: RunResult, recorder: Recorder, model: nn.Module) -> None:
         """Write the results, that they are there last, and take the checkpoint away."""

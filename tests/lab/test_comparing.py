@@ -45,6 +45,13 @@ def test_few_pairs_get_no_test() -> None:
     none = paired([NAN], [1.0])
     assert math.isnan(none.mean)
     assert none.lost == 1
+    assert str(none) == "unknown (0 pairs, no test)"
+
+
+def test_what_is_not_known_is_said_so() -> None:
+    assert str(spread([NAN])) == "unknown"
+    assert spread([0.5]).told("+.1f") == "+0.5"
+    assert spread([0.5, 1.5]).told("+.1f") == "+1.0 ± 0.7"
 
 
 def test_equal_differences() -> None:

@@ -14,6 +14,7 @@ from statistics import fmean, stdev
 from attemper.errors import MissingExtraError
 
 LEVEL = 0.05
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,11 @@ class Spread:
     count: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f}" if math.isnan(self.sd) else f"{self.mean:.3f} ± {self.sd:.3f}"
+        return self.told(".3f")
+
+    def told(self, form: str) -> str:
+        """In words: the mean, and the spread behind it where there is one."""
+        return told(self.mean, form) + ("" if math.isnan(self.sd) else f" ± {self.sd:{form.lstrip('+')}}")
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,17 @@ class Paired:
         return self.p < LEVEL
 
     def __str__(self) -> str:
+        if not self.count:
+            return f"{UNKNOWN} (0 pairs, no test)"
         if self.count < 2:
             return f"{self.mean:+.3f} ({self.count} pairs, no test)"
         interval = f"95 % interval {self.low:+.3f} to {self.high:+.3f}"
         return f"{self.mean:+.3f} ({interval}, paired t, p = {self.p:.2g}, {self.count} seeds)"
+
+
+def told(value: float, form: str) -> str:
+    """A number as text; of what no run that ended tells, that it is unknown."""
+    return UNKNOWN if math.isnan(value) else f"{value:{form}}"
 
 
 def spread(values: Sequence[float]) -> Spread:

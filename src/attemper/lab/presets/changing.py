@@ -30,7 +30,7 @@ def check_settings(preset: Preset, effort: Effort, values: Mapping[str, Any]) ->
     rests_on = [name for name in rows[0] if name != "seed" and len({row[name] for row in rows}) > 1]
     rests_on += [name for name in (*ALWAYS_GIVEN, *preset.given) if name not in rests_on]
     for name, value in values.items():
-        one = name in preset.free and isinstance(value, int) and not isinstance(value, bool)
+        one = name in preset.free and isinstance(value, int)
         if name in rests_on and not one:
             kept = [f"{each} (but to one number)" if each in preset.free else each for each in rests_on]
             raise ArgumentError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
-from attemper.lab.comparing import spread
+from attemper.lab.comparing import spread, told
 from attemper.lab.config import Model, Optimiser, RunConfig, Task
 from attemper.lab.presets.arms import RULES, USUAL, Arm, arm_of
 from attemper.lab.presets.grouping import figure_series, first, grouped, validation_series
@@ -81,9 +81,9 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
     sentence = (
         f"At d_k = {widest}, with q and k of unit variance at the start, no scale "
         f"{verdict(gap, 'is behind', 'is ahead of')} 1/√d: the difference in held-out loss is "
-        f"{gap} nats a byte. At the first step rows without a scale have {none[0]:.2f} of the entropy of uniform "
-        "weights and a gain of "
-        f"{none[1]:.2f}, with 1/√d {usual[0]:.2f} and {usual[1]:.2f}, with 1/d {inverse[0]:.4f} and {inverse[1]:.2f}."
+        f"{gap} nats a byte. At the first step rows without a scale have {told(none[0], '.2f')} of the entropy of "
+        f"uniform weights and a gain of {told(none[1], '.2f')}, with 1/√d {told(usual[0], '.2f')} and {told(usual[1], '.2f')}, "
+        f"with 1/d {told(inverse[0], '.4f')} and {told(inverse[1], '.2f')}."
         f"{losses_told(arms)}"
     )
     return Answer(

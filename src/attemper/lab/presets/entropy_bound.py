@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from attemper.lab.comparing import spread
+from attemper.lab.comparing import spread, told
 from attemper.lab.config import RunConfig
 from attemper.lab.presets.arms import RULES, TEXT_LIMIT, USUAL, arm_of, seeded, text_base
 from attemper.lab.presets.bounded import MEASURABLE, measured_rows
@@ -85,15 +85,16 @@ def answer(results: Sequence[RunResult], rows: Sequence[Row] = ()) -> Answer:
     )
     none = versus(arms.get(Place("none"), []), arms.get(Place(USUAL), []), lambda run: _mean(of_run.get(run.id, []), "entropy"))
     sentence = (
-        f"With 1/√d the mean entropy of trained heads is {entropy:.2f} nats of at most "
-        f"{math.log(usual[0].keys) if usual else math.nan:.2f}. "
-        f"The bound from the spectral norms says at least {from_sigma:.2g} (σ = {sigma:.3g}); that from each row's own norm "
-        f"{from_row:.2g}. {below} of all rows fall below the first. Entropy without a scale "
+        f"With 1/√d the mean entropy of trained heads is {told(entropy, '.2f')} nats of at most "
+        f"{told(math.log(usual[0].keys) if usual else math.nan, '.2f')}. "
+        f"The bound from the spectral norms says at least {told(from_sigma, '.2g')} (σ = {told(sigma, '.3g')}); "
+        "that from each row's own norm "
+        f"{told(from_row, '.2g')}. {below} of all rows fall below the first. Entropy without a scale "
         f"{verdict(none, 'is higher than', 'is lower than')} with 1/√d: the difference is {none}.{losses_told(arms)}"
     )
     return Answer(
         sentence,
-        f"{from_sigma:.2g} ≤ {entropy:.2f} nats",
+        f"{told(from_sigma, '.2g')} ≤ {told(entropy, '.2f')} nats",
         tables=(_table(arms, of_run), _heads(arms, of_run)),
         charts=(
             Chart(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from attemper.lab.comparing import spread
+from attemper.lab.comparing import spread, told
 from attemper.lab.config import RunConfig
 from attemper.lab.presets.arms import TEXT_LIMIT, Arm, arm_of, seeded, text_base
 from attemper.lab.presets.bounded import MEASURABLE, HeadEntropy, entropies
@@ -58,9 +58,9 @@ def answer(results: Sequence[RunResult], rows: Sequence[HeadEntropy] = ()) -> An
     sentence = (
         f"One scale for heads of widths {', '.join(map(str, WIDTHS))} {verdict(test, 'is behind', 'is ahead of')} "
         "a scale for each: the "
-        f"difference in held-out loss is {test}. Before training the widest head has {wide['shared']:.2f} of the "
+        f"difference in held-out loss is {test}. Before training the widest head has {told(wide['shared'], '.2f')} of the "
         "entropy of uniform "
-        f"weights with one scale, and {wide['own']:.2f} with its own. With scales of their own, a model of unequal "
+        f"weights with one scale, and {told(wide['own'], '.2f')} with its own. With scales of their own, a model of unequal "
         f"widths {verdict(unequal, 'is behind', 'is ahead of')} one of equal ones: {unequal}.{losses_told(arms)}"
     )
 

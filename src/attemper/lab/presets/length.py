@@ -67,7 +67,7 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
     tests = [versus(found, usual, excess(longest)) for found in (fixed, learned)]
     sentence = (
         f"Trained at {trained} bytes and tested at {longest}, a decoder with 1/√d changes its loss by "
-        f"{more.mean:+.3f} (± {more.sd:.3f}) "
+        f"{more.told('+.3f')} "
         "nats a byte. With a fixed factor in ln n that change "
         f"{verdict(tests[0], 'is larger than', 'is smaller than')} with 1/√d: the "
         f"difference is {tests[0]}. With a learned one it "

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from attemper.lab.comparing import spread
+from attemper.lab.comparing import spread, told
 from attemper.lab.config import After, RunConfig
 from attemper.lab.presets.arms import TEXT_LIMIT, Arm, arm_of, seeded, text_base
 from attemper.lab.presets.grouping import grouped, series_of
@@ -95,7 +95,7 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
         said = (
             f"Multiplying the logits of a trained model by κ = {kappa:.1f} (geometric mean of {len(broken)} "
             f"models) costs it {BREAK:g} "
-            f"nats a byte; its largest logit is then {logit.mean:.0f} (± {logit.sd:.0f}), and was {before.mean:.1f} before."
+            f"nats a byte; its largest logit is then {logit.told('.0f')}, and was {told(before.mean, '.1f')} before."
         )
     else:
         said = f"No κ up to {max(FACTORS):g} costs a model in float32 {BREAK:g} nats a byte."

@@ -166,7 +166,7 @@ def _losses(names: Sequence[str], arms: Mapping[Place, Sequence[RunResult]]) -> 
     for name in names:
         found = [arms.get(Place(name, rate), []) for rate in rates]
         rows.append((name, *(str(spread([run.loss for run in each])) for each in found)))
-    note = "As it is, without those that diverged; “nan”: all did."
+    note = "As it is, without those that diverged; “unknown”: all did."
     return Table("Final loss at each learning rate, nats a byte", ("rule", *(f"{rate:g}" for rate in rates)), tuple(rows), note)
 
 

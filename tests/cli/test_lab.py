@@ -148,7 +148,6 @@ def test_a_file_that_is_called_as_a_preset_is_a_file(config: Path, tmp_path: Pat
         (["run", "CONFIG", "--seeds", "3", "--set", "seed=1"], "--seeds: got 3 beside --set seed=1; expected one of the two"),
         (["run", "CONFIG", "--out", "CONFIG"], "mine.toml, which holds something else; expected a new folder"),
         (["run", "CONFIG", "--out", "/proc/nothing"], "/proc/nothing (No such file or directory); expected a folder that can be"),
-        (["run", "CONFIG", "--ray", "local", "--jobs", "2", "--out", "SWEEP"], "--jobs: got 2; expected nothing beside --ray"),
         (["run", "examples", "--set", "model.width=64"], "model.width: got 64; expected 128, as the example models have it"),
         (
             ["run", "CONFIG", "--out", "NEW", "--html", "/proc/nothing/a.html"],

@@ -156,6 +156,9 @@ def test_every_arithmetic_is_near_that_of_32_bits_and_is_watched(arithmetic: str
     [
         ({"model": {"attention": "additive"}}, "'additive' for the task 'text'"),
         ({"model": {"head_dim": (4, 4, 4)}}, "got 3 widths"),
+        ({"model": {"head_dim": (4, 6)}, "optimiser": {"qk_clip": 3}}, r"3 beside model\.head_dim = \[4, 6\]"),
+        ({"model": {"qk_norm": True}, "optimiser": {"qk_clip": 3}}, r"3 beside model\.qk_norm; expected none: it clips weights"),
+        ({"model": {"rule": "cosine"}, "optimiser": {"qk_clip": 3}}, "3 beside the rule cosine; expected none"),
         ({"model": {"head_dim": (1, 8)}}, r"model\.head_dim: got 1; expected at least 2"),
         (
             {"task": {"name": "reversal"}, "model": {"attention": "additive"}, "precision": {"arithmetic": "fp16"}},

@@ -9,7 +9,7 @@ from torch import nn
 
 from attemper.errors import ArgumentError
 from attemper.examples.decoder import CausalSelfAttention
-from attemper.lab.config import RunConfig
+from attemper.lab.config import Model, RunConfig
 from attemper.lab.models.attention import Attention
 from attemper.lab.models.decoder import Decoder
 from attemper.lab.models.example import check_example
@@ -37,9 +37,8 @@ def build(config: RunConfig, task: Task) -> nn.Module:
         raise ArgumentError("model.head_dim", f"{len(dials.head_dim)} widths", expected)
     if dials.attention == "example":
         check_example(config)
-    if config.optimiser.qk_clip is not None and not isinstance(dials.head_dim, int) and len(set(dials.head_dim)) > 1:
-        given = f"{config.optimiser.qk_clip:g} beside model.head_dim = {list(dials.head_dim)}"
-        raise ArgumentError("optimiser.qk_clip", given, "heads of one width, or none")
+    if config.optimiser.qk_clip is not None:
+        _check_clip(config.optimiser.qk_clip, dials)
     match config.task.name:
         case "digits":
             return Classifier(dials, task.classes, task.tokens)
@@ -47,6 +46,15 @@ def build(config: RunConfig, task: Task) -> nn.Module:
             return Translator(dials, task.vocabulary, task.classes, task.tokens)
         case _:
             return Decoder(dials, task.vocabulary, task.classes, task.tokens)
+
+
+def _check_clip(threshold: float, dials: Model) -> None:
+    if not isinstance(dials.head_dim, int) and len(set(dials.head_dim)) > 1:
+        given = f"{threshold:g} beside model.head_dim = {list(dials.head_dim)}"
+        raise ArgumentError("optimiser.qk_clip", given, "heads of one width, or none")
+    if dials.qk_norm or dials.rule == "cosine":
+        given = f"{threshold:g} beside {'model.qk_norm' if dials.qk_norm else 'the rule cosine'}"
+        raise ArgumentError("optimiser.qk_clip", given, "none: it clips weights, and a norm of q and k undoes that")
 
 
 def attention_layers(model: nn.Module) -> dict[str, Attention | CausalSelfAttention]:

@@ -28,6 +28,7 @@ from attemper.lab.store.results import Evaluation, RunResult
 from attemper.lab.store.state import State, load, pack_optimisers, save, unpack_optimisers
 from attemper.lab.tasks import IGNORED, Batch, Task, load_task
 from attemper.monitor import QKClip, Watch, watch
+from attemper.nn.heads import lay_out
 
 SAVE_EVERY = 20.0  # seconds from one checkpoint to the next
 
@@ -84,7 +85,8 @@ class Trial:
         self.optimisers = Optimisers(self.model, config)
         self.loss_scale = LossScale(config.precision)
         self.layers = attention_layers(self.model)
-        self.recorder = Recorder(tuple(self.layers), next(iter(self.layers.values())).layout.order)  # the same in all of them
+        dials = config.model
+        self.recorder = Recorder(tuple(self.layers), lay_out(dials.width, dials.heads, None, dials.head_dim).order)
         self.evaluations: list[Evaluation] = []
         self.step, self.seconds = 0, 0.0
         self.stepping, self.peak = 0.0, 0.0  # seconds within steps, and the largest resident size, of all parts of the training

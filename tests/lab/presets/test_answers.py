@@ -271,6 +271,7 @@ REFUSED = {
     "clip-vs-scale": {"model.rule", "optimiser.gradient_clip", "optimiser.qk_clip"},
     "head-widths": {"model.rule", "model.head_dim", "model.own_scales", "model.position", "model.qk_norm", "model.softcap"},
     "length": {"model.rule", "task.length", "after.lengths", "model.position"},
+    "examples": {"model.rule"},  # and all that its models would not have, by its product's own check
 }  # fmt: skip
 
 

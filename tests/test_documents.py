@@ -11,7 +11,8 @@ import pytest
 import attemper
 from tests.running import ROOT, named, run
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WALKED = [*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ROOT / "docs" / "interoperability.md"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").glob("*.md"), *WALKED})]
 
 
 @pytest.mark.parametrize("name", attemper.__all__)
@@ -32,13 +33,20 @@ def blocks(path: Path, *languages: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path, "python")], ids=named)
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path, "python") and path not in WALKED], ids=named)
 def test_python_in_the_documents_runs_and_prints_what_they_say(path: Path) -> None:
     printed = run(sys.executable, "-c", "\n".join(blocks(path, "python")))
     shown = re.findall(
         r"^```python\n.*?^```\n+(?:It prints:\n+```text\n(.*?)^```)?", path.read_text("utf-8"), re.MULTILINE | re.DOTALL
     )
     assert printed == "".join(shown)
+
+
+@pytest.mark.parametrize("path", WALKED, ids=named)
+def test_a_page_that_is_walked_shows_what_its_blocks_and_commands_print(path: Path) -> None:
+    for need in needs(path):
+        FINDERS[need]()
+    run(sys.executable, "-m", "tests.walking", str(path))
 
 
 def test_the_readme_shows_python() -> None:
@@ -49,7 +57,7 @@ def command_lines() -> list[tuple[str, str]]:
     found = []
     for path in DOCUMENTS:
         for block in blocks(path, "console", "sh", "bash"):
-            found += [(named(path), line.removeprefix("$ ").partition(" #")[0].strip()) for line in block.splitlines()]
+            found += [(named(path), re.split(" #| \\| ", line.removeprefix("$ "))[0].strip()) for line in block.splitlines()]
     return found
 
 

@@ -92,7 +92,7 @@ def _command(command: str, status: int) -> tuple[str, int]:
         text, code = done.stdout, done.returncode
     if code not in (0, 1):
         raise SystemExit(f"{command} exited {code}:\n{text}")
-    return text, code
+    return re.sub(" +$", "", text, flags=re.MULTILINE), code
 
 
 def _attemper(words: list[str], folder: str, printed: str) -> None:

@@ -85,6 +85,28 @@ def test_masks_and_biases_are_written_out(use: str, options: Callable[[], dict[s
     assert compiled is sys.modules[__name__].__dict__["compiled"]
 
 
+class Held(nn.Module):
+    """Holds the compiled function on its class, as torchtitan does, and finds it under no other name."""
+
+    attend = staticmethod(torch.compile(flex_attention, backend="eager"))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return Held.attend(q, k, v, block_mask=block_mask())  # type: ignore[return-value]
+
+
+def test_a_compiled_function_that_a_class_holds_is_found() -> None:
+    torch.compiler.reset()
+    calls: list[AttentionCall] = []
+    model, held = nn.Sequential(Held()), vars(Held)["attend"]
+    with torch.no_grad(), capture(model, calls.append) as seen:
+        output = model[0](*qkv())
+    assert seen.unseen() == ()
+    (call,) = calls
+    assert (call.module, call.seam) == ("0", "flex")
+    agrees(call, output)
+    assert vars(Held)["attend"] is held
+
+
 def test_a_score_mod_that_does_more_than_add_is_named() -> None:
     torch.compiler.reset()
     calls: list[AttentionCall] = []

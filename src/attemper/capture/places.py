@@ -1,4 +1,4 @@
-"""Replaces a function wherever the code of a model finds it: in the files that define its classes, and on its modules.
+"""Replaces a function wherever the code of a model finds it: in the files that define its classes, on these, and on its modules.
 
 `from package import function` copies the name, so replacing it in the package alone would miss the copies. What is local to a
 function, or an argument of it, is not found.
@@ -15,6 +15,7 @@ from torch import nn
 
 from attemper.capture.recorder import Recorder
 
+Holder = ModuleType | nn.Module | type
 Tell = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], None]
 
 
@@ -31,23 +32,34 @@ def replaced(
         packages: further files to look into.
     """
     wrappers: dict[int, Callable[..., Any]] = {}
-    done: list[tuple[dict[str, Any], str, Any]] = []
-    for names in _namespaces(model, packages):
-        for name, thing in list(names.items()):
-            if callable(thing) and is_it(thing):
-                names[name] = wrappers.setdefault(id(thing), _wrapped(recorder, thing, tell))
-                done.append((names, name, thing))
+    done: list[tuple[Holder, str, Any]] = []
+    for holder in _holders(model, packages):
+        for name, thing in list(vars(holder).items()):
+            function = thing.__func__ if isinstance(thing, staticmethod) else thing
+            if callable(function) and is_it(function):
+                wrapper = wrappers.setdefault(id(function), _wrapped(recorder, function, tell))
+                _put(holder, name, staticmethod(wrapper) if isinstance(thing, staticmethod) else wrapper)
+                done.append((holder, name, thing))
     try:
         yield
     finally:
-        for names, name, thing in done:
-            names[name] = thing
+        for holder, name, thing in done:
+            _put(holder, name, thing)
 
 
-def _namespaces(model: nn.Module, packages: Iterable[ModuleType]) -> list[dict[str, Any]]:
-    files = {kind.__module__ for module in model.modules() for kind in type(module).__mro__}
-    found = [vars(sys.modules[name]) for name in sorted(files) if name in sys.modules and not name.startswith("torch.")]
-    return [*found, *(vars(each) for each in packages if each.__name__ not in files), *(vars(each) for each in model.modules())]
+def _holders(model: nn.Module, packages: Iterable[ModuleType]) -> list[Holder]:
+    kinds = dict.fromkeys(kind for module in model.modules() for kind in type(module).__mro__)
+    files = {kind.__module__ for kind in kinds}
+    found = [sys.modules[name] for name in sorted(files) if name in sys.modules and not name.startswith("torch.")]
+    own = [kind for kind in kinds if not kind.__module__.startswith(("torch.", "builtins"))]
+    return [*found, *(each for each in packages if each.__name__ not in files), *own, *model.modules()]
+
+
+def _put(holder: Holder, name: str, thing: Any) -> None:
+    if isinstance(holder, type):
+        setattr(holder, name, thing)
+    else:  # past what nn.Module does with attributes
+        vars(holder)[name] = thing
 
 
 def _wrapped(recorder: Recorder, function: Callable[..., Any], tell: Tell) -> Callable[..., Any]:

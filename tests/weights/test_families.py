@@ -119,7 +119,8 @@ class Written(nn.Module):
 
     def __init__(self, q: str, k: str, v: str) -> None:
         super().__init__()
-        self.names, self.num_heads = (q, k, v), 3
+        self.names = (q, k, v)
+        setattr(self, "heads" if q == "to_q" else "num_heads", 3)  # diffusers calls them heads
         for name in self.names:
             self.add_module(name, nn.Linear(7, 15))
 
@@ -137,6 +138,13 @@ def test_hand_written_modules(names: tuple[str, str, str]) -> None:
     fold_scale(model, FROM, TO)
     after = calls_of(model, {"input": inputs})
     torch.testing.assert_close(products(after[0]) * 0.83, products(before[0]) * 5**-0.5, rtol=1e-13, atol=1e-14)
+
+
+def test_joint_attention_is_refused() -> None:
+    model = nn.Sequential(Written("to_q", "to_k", "to_v"))
+    model[0].add_q_proj = nn.Linear(7, 15)
+    with pytest.raises(UnsupportedError, match="of other tokens by add_q_proj"):
+        fold_scale(model, FROM, TO)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ _OTHER_TERMS = ("pos_key_proj", "pos_query_proj", "pos_bias_u", "pos_bias_v", "l
 _OTHER_TERMS += ("rel_pos_h", "relative_k_proj", "query_global")
 
 _LINEAR = re.compile(r"(Linear(\d+bit\w*)?|^Conv1D)$")
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attention_heads_per_partition")
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attention_heads_per_partition", "heads")
 _WIDTHS = ("qk_head_dim", "head_dim", "head_size", "attention_head_size", "key_value_proj_dim")
 
 
@@ -312,6 +312,9 @@ def _refuse(name: str, module: nn.Module, config: Any) -> None:
         raise UnsupportedError(f"{where} clamps q and k at clip_qkv={clamp}: no factor on the projection is one on the logits")
     if getattr(module, "logit_scale", None) is not None:
         raise UnsupportedError(f"{where} divides q and k by their lengths: no factor on the projection reaches the logits")
+    added = next((part for part in ("add_q_proj", "add_k_proj") if getattr(module, part, None) is not None), None)
+    if added:  # joint attention, as in Flux: half of the tokens would be left out
+        raise UnsupportedError(f"{where} makes q and k of other tokens by {added}, which edits of to_q and to_k do not reach")
     other = next((part for part in _OTHER_TERMS if getattr(module, part, None) is not None), None)
     if other:
         raise UnsupportedError(f"{where} adds products of {other} to q·k, which no factor on q multiplies alike")

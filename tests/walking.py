@@ -21,6 +21,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -161,6 +162,8 @@ def main() -> int:
 
         sys.path.append(str(find_peers()))
         declare_operators()
+        for theirs in (DeprecationWarning, FutureWarning):  # of what they call in torch
+            warnings.simplefilter("ignore", theirs)
     SERVER.set_forkserver_preload(["attemper.cli.app", "attemper.checker", *(["transformers.models.bert"] if "minilm" in needs(page) else [])])
     with tempfile.TemporaryDirectory() as folder:
         if "minilm" in needs(page):

@@ -13,6 +13,7 @@ What a page needs beside the package is named in its first line, <!-- needs: min
 
 import argparse
 import contextlib
+import importlib
 import io
 import os
 import multiprocessing
@@ -28,7 +29,7 @@ from typing import NamedTuple
 
 BLOCK = re.compile(r"^```(python|toml|console)\n(.*?)^```\n(?:\nIt prints:\n\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
-SERVER = multiprocessing.get_context("forkserver")
+FORK = multiprocessing.get_context("fork")  # a new Python would take seconds to import torch, for each command
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 PART = 0.05  # numbers may differ by so much: another processor rounds otherwise
@@ -82,8 +83,10 @@ def _command(command: str, status: int) -> tuple[str, int]:
     if command.startswith("attemper "):
         own, *behind = command.split(" | ", 1)
         with tempfile.NamedTemporaryFile("r", encoding="utf-8") as printed:
-            process = SERVER.Process(target=_attemper, args=(shlex.split(own)[1:], str(Path.cwd()), printed.name))
-            process.start()
+            process = FORK.Process(target=_attemper, args=(shlex.split(own)[1:], printed.name))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads, since Python 3.12
+                process.start()
             process.join()
             text, code = printed.read(), process.exitcode or 0
         if behind:
@@ -96,9 +99,8 @@ def _command(command: str, status: int) -> tuple[str, int]:
     return re.sub(" +$", "", text, flags=re.MULTILINE), code
 
 
-def _attemper(words: list[str], folder: str, printed: str) -> None:
+def _attemper(words: list[str], printed: str) -> None:
     """Be the command, in a process that has imported what it needs already."""
-    os.chdir(folder)
     os.dup2(os.open(printed, os.O_WRONLY), 1)
     from attemper.cli import main
 
@@ -164,12 +166,12 @@ def main() -> int:
         declare_operators()
         for theirs in (DeprecationWarning, FutureWarning):  # of what they call in torch
             warnings.simplefilter("ignore", theirs)
-    SERVER.set_forkserver_preload(["attemper.cli.app", "attemper.checker", *(["transformers.models.bert"] if "minilm" in needs(page) else [])])
     with tempfile.TemporaryDirectory() as folder:
         if "minilm" in needs(page):
             from tests.real_models import unpack_minilm
 
             unpack_minilm(Path(folder) / "minilm")
+            importlib.import_module("transformers.models.bert.modeling_bert")  # here, and not in each command
         os.chdir(folder)
         sys.path.insert(0, folder)
         steps = list(walk(text))

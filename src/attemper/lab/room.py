@@ -9,6 +9,7 @@ from collections.abc import Generator
 from attemper.errors import ArgumentError
 from attemper.lab.config import RunConfig
 from attemper.lab.tasks.drawing import HELD_OUT
+from attemper.lab.tasks.text import BYTES
 
 _OF_LAYER = 2**14  # bytes of Python that a layer is beside its weights, at least
 _REFUSED = ("allocate memory", "size calculation overflowed", "integer multiplication overflow")
@@ -19,7 +20,7 @@ def least_bytes(config: RunConfig) -> int:
     """What a run holds at the very least: weights, gradients and moments, what goes from layer to layer, and drawn examples."""
     task, model = config.task, config.model
     drawn = task.name in ("recall", "reversal")
-    classes = task.symbols if drawn else {"text": 256, "digits": 10}[task.name]
+    classes = task.symbols if drawn else {"text": BYTES, "digits": 10}[task.name]
     tokens = 16 if task.name == "digits" else task.length
     inner = model.heads * model.head_dim if isinstance(model.head_dim, int) else sum(model.head_dim)
     hidden = 4 * model.width if model.hidden is None else model.hidden

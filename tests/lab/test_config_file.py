@@ -53,6 +53,7 @@ def test_seeds_and_vary_are_combined(tmp_path: Path) -> None:
         ('[vary]\n"steps.many" = [1]\n', r"steps\.many|steps"),
         ('[vary]\nmodel = [{rule = "none"}]\n', r"model: got .*; expected a number, a text or a list"),
         ("steps =", r"expected TOML"),
+        ("steps = " + "[" * 100_000, r"expected TOML"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(text: str, said: str, tmp_path: Path) -> None:
@@ -87,6 +88,8 @@ def test_settings_take_the_place_of_fields() -> None:
         ("rule=none", 'rule: got "none"; expected a field that there is'),
         ("steps.more=1", "a field of a section; steps is none"),
         ("=3", "expected"),
+        ("steps=" + "[" * 100_000, r'^steps: got "\[{98}…; expected a valid integer$'),
+        ("task.path=\udcff", r"task\.path: got \"\\udcff\"; expected a valid string"),
         ('model={"rule": "none"}', 'model: got {"rule": "none"}; expected .* the fields of a section one by one'),
     ],
 )

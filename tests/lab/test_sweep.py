@@ -177,6 +177,7 @@ def test_an_own_text_that_was_edited_is_refused(tmp_path: Path) -> None:
 BROKEN: list[dict[str, object]] = [
     {"name": 3},
     {"name": "../elsewhere"},  # `report --write-docs` makes a folder of that name
+    {"name": ".."},
     {"effort": ["quick"]},
     {"command": None},
     {"runs": []},

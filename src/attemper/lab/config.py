@@ -41,7 +41,7 @@ class Task(_Section):
     """
 
     name: TaskName = "text"
-    path: str = ""
+    path: Annotated[str, Field(max_length=4096)] = ""  # with a limit pydantic refuses what UTF-8 cannot write
     length: Count = 64
     symbols: Annotated[int, Field(strict=True, ge=2, le=MOST)] = 16
 

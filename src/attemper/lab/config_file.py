@@ -21,6 +21,8 @@ from pydantic import ValidationError
 from attemper.errors import ArgumentError, LoadError
 from attemper.lab.config import RunConfig
 
+_LONGEST = 100  # letters of a value in an error
+
 
 def read_configs(path: Path) -> tuple[RunConfig, ...]:
     """The runs that a file describes.
@@ -32,7 +34,7 @@ def read_configs(path: Path) -> tuple[RunConfig, ...]:
         fields = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise LoadError(f"{path}: {error.strerror}; expected a TOML file, or the name of a preset (attemper lab list)") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise LoadError(f"{path}: {error}; expected TOML") from error
     seeds, vary = fields.pop("seeds", None), fields.pop("vary", {})
     if not isinstance(vary, dict) or not all(isinstance(values, list) and values for values in vary.values()):
@@ -64,7 +66,7 @@ def parsed(settings: Sequence[str]) -> dict[str, Any]:
             raise ArgumentError("--set", repr(setting), "NAME=VALUE, such as model.rule=none")
         try:
             values[name.strip()] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             values[name.strip()] = text
     return values
 
@@ -132,4 +134,5 @@ def _fields(names: list[str]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    return json.dumps(value, default=str)
+    text = json.dumps(value, default=str)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -123,8 +123,8 @@ def _checked(sweep: Sweep) -> Sweep:
     """It, if it is what a sweep can be: another program, or a hand, may have written the file."""
     if not all(isinstance(text, str) for text in (sweep.name, sweep.effort, sweep.command, *sweep.data)):
         raise TypeError("name, effort, command or data is no text")
-    if Path(sweep.name).name != sweep.name:  # a folder is called so
-        raise ValueError(f"name is {sweep.name!r}, which leads out of its folder")
+    if sweep.name in ("", "..") or Path(sweep.name).name != sweep.name:
+        raise ValueError(f"name is {sweep.name!r}, and no folder can be called so")
     if not sweep.runs or len(sweep.data) not in (0, len(sweep.runs)):
         raise ValueError(f"{len(sweep.runs)} runs, with data of {len(sweep.data)}")
     return sweep

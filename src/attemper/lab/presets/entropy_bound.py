@@ -133,7 +133,7 @@ def _table(arms: Mapping[Place, Sequence[RunResult]], of_run: Mapping[str, Seque
     for key, found in arms.items():
         known = [of_run[run.id] for run in found if run.id in of_run]
         means = [spread([_mean(each, name) for each in known]) for name in _NAMES]
-        cells = [f"{mean.mean:.3g}" + ("" if math.isnan(mean.sd) else f" ± {mean.sd:.2g}") for mean in means]
+        cells = [told(mean.mean, ".3g") + ("" if math.isnan(mean.sd) else f" ± {mean.sd:.2g}") for mean in means]
         lines.append(
             (key.arm, *cells, str(sum(row.below for each in known for row in each)), f"{len(found) - len(known)} of {len(found)}")
         )

@@ -97,6 +97,8 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
             f"models) costs it {BREAK:g} "
             f"nats a byte; its largest logit is then {logit.told('.0f')}, and was {told(before.mean, '.1f')} before."
         )
+    elif not any(run.status == "done" for run in usual):
+        said = "No model in float32 was trained to the end."
     else:
         said = f"No κ up to {max(FACTORS):g} costs a model in float32 {BREAK:g} nats a byte."
     sentence = (
@@ -143,9 +145,9 @@ def _table(arms: Mapping[Place, Sequence[RunResult]]) -> Table:
             (
                 key.arm,
                 str(spread([run.loss for run in found])),
-                f"{spread([largest(run) for run in alive]).mean:.1f}",
+                told(spread([largest(run) for run in alive]).mean, ".1f"),
                 ", ".join("none" if math.isinf(kappa) else f"{kappa:.2g}" for kappa in kappas),
-                f"{logits.mean:.0f}",
+                told(logits.mean, ".0f"),
                 f"{never} of {len(alive)}",
                 f"{len(found) - len(alive)} of {len(found)}",
             )

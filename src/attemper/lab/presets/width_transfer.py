@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from attemper.lab.comparing import Paired, paired, spread
+from attemper.lab.comparing import Paired, paired, spread, told
 from attemper.lab.config import RunConfig
 from attemper.lab.presets.arms import TEXT_LIMIT, USUAL, Arm, arm_of, seeded, text_base
 from attemper.lab.presets.grouping import banded, grouped
@@ -156,7 +156,7 @@ def _table(arms: Mapping[Place, Sequence[RunResult]], widths: Sequence[int]) -> 
             best = spread(list(best_rates(arms, name, width).values()))
             losses = {rate: _mean(found) for (arm, at, rate), found in arms.items() if (arm, at) == (name, width)}
             known = [loss for loss in losses.values() if math.isfinite(loss)]
-            rows.append((name, str(width), str(width // HEADS), f"2^({best})", f"{min(known, default=math.nan):.3f}"))
+            rows.append((name, str(width), str(width // HEADS), f"2^({best})", told(min(known, default=math.nan), ".3f")))
     note = "The best rate is found seed by seed: the lowest point of a parabola through the best of the grid and its neighbours."
     return Table("The best learning rate", ("rule", "width", "d_k", "best rate", "mean loss at the best"), tuple(rows), note)
 

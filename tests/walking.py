@@ -159,6 +159,8 @@ def main() -> int:
     text = page.read_text("utf-8")
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ |= {"COLUMNS": "130", "NO_COLOR": "1", "TERM": "dumb"}
+    # Before torch is imported: a fork of a process whose OpenMP, or whose tokenizers, have threads hangs.
+    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     if "peers" in needs(page):
         from tests.peers import find as find_peers
 

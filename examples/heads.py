@@ -61,7 +61,8 @@ def draw(heads: list[Head], theme: str) -> str:
     joined = base.mark_line(strokeWidth=1, opacity=0.35, color=ink).encode(x=x, y=y, detail="pair:N")
     points = base.mark_point(filled=True, size=90, opacity=1).encode(x=x, y=y, color=color, shape=shape)
     words = [
-        {"model": name, "largest": x, "gain": y, "words": name} for name, x, y in zip(names, (10.5, 62.0), (0.88, 0.32), strict=True)
+        {"model": name, "largest": x, "gain": y, "words": name}
+        for name, x, y in zip(names, (10.5, 62.0), (0.88, 0.32), strict=True)
     ]
     label = alt.Chart(alt.Data(values=words)).mark_text(fontSize=13, fontWeight="bold", align="left")
     chart = alt.layer(joined, points, label.encode(x=x, y=y, text="words:N", color=color)).properties(width=560, height=230)

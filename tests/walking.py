@@ -5,7 +5,8 @@
 
 A block of `python` is run in one namespace with those before it, and prints what the block of `text` after "It prints:" shows. A block
 whose first line is a comment with the name of a file is that file. In a block of `console` each line with `$ ` is a command, and
-the lines below it are what it prints. Blocks of `sh` are for the reader, and are not run.
+the lines below it are what it prints. Blocks of `sh` are for the reader, and are not run. Numbers may differ by a twentieth, or by what a
+line before the block says, <!-- within 50 % -->, where they measure rounding itself.
 
 What a page needs beside the package is named in its first line, <!-- needs: minilm peers -->: `minilm` is the folder of that model,
 `peers` are the packages of tests/peers.txt.
@@ -27,7 +28,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-BLOCK = re.compile(r"^```(python|toml|console)\n(.*?)^```\n(?:\nIt prints:\n\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^(?:<!-- within (\d+) % -->\n)?```(python|toml|console)\n(.*?)^```\n(?:\nIt prints:\n\n```text\n(.*?)^```\n)?",
+    re.MULTILINE | re.DOTALL,
+)
 NAMED = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
 FORK = multiprocessing.get_context("fork")  # a new Python would take seconds to import torch, for each command
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
@@ -41,16 +45,17 @@ OPERATORS = (
 
 
 class Step(NamedTuple):
-    """One thing that was run: its code or command, what the page shows of it, what it printed."""
+    """One thing that was run: its code or command, what the page shows of it, what it printed, how far numbers may part."""
 
     code: str
     shown: str
     printed: str
+    part: float
 
     def agrees(self) -> bool:
         """Whether the page shows what was printed, numbers within rounding."""
         return _words(self.shown) == _words(self.printed) and all(
-            _close(*pair) for pair in zip(NUMBER.findall(self.shown), NUMBER.findall(self.printed), strict=True)
+            _close(*pair, self.part) for pair in zip(NUMBER.findall(self.shown), NUMBER.findall(self.printed), strict=True)
         )
 
 
@@ -64,18 +69,19 @@ def walk(text: str) -> Iterator[Step]:
     """Run the blocks of a page in the current folder."""
     space: dict[str, object] = {"__name__": "__main__"}
     status = 0
-    for language, body, shown in BLOCK.findall(text):
+    for within, language, body, shown in BLOCK.findall(text):
+        part = int(within) / 100 if within else PART
         name = NAMED.match(body)
         if language == "console":
             for command, output in COMMAND.findall(body):
                 printed, status = _command(command, status)
-                yield Step(command, output, printed)
+                yield Step(command, output, printed, part)
         elif name:
             Path(name.group(1)).write_text(body, "utf-8")
         elif language == "python":
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 exec(compile(body, "<block>", "exec"), space)
-            yield Step(body, shown, printed.getvalue())
+            yield Step(body, shown, printed.getvalue(), part)
 
 
 def _command(command: str, status: int) -> tuple[str, int]:
@@ -114,12 +120,12 @@ def _words(text: str) -> str:
     return re.sub(r"-{3,}", "---", re.sub(r"[ \t]+", " ", re.sub(r" +$", "", NUMBER.sub("0", text), flags=re.MULTILINE)))
 
 
-def _close(shown: str, printed: str) -> bool:
+def _close(shown: str, printed: str, part: float) -> bool:
     """Whether two numbers differ by a unit of their last place, or a small part, at most."""
     places = len(shown.partition("e")[0].partition(".")[2])
     a, b = float(shown), float(printed)
     unit = 0.0 if "." not in shown and "e" not in shown else 10.0**-places * 10.0 ** float(shown.partition("e")[2] or 0)
-    return abs(a - b) <= 1.001 * max(unit, PART * abs(a))
+    return abs(a - b) <= 1.001 * max(unit, part * abs(a))
 
 
 def written(text: str, steps: list[Step]) -> str:
@@ -127,14 +133,15 @@ def written(text: str, steps: list[Step]) -> str:
     rest = iter(steps)
 
     def block(match: re.Match[str]) -> str:
-        language, body, _ = match.groups()
+        within, language, body, _ = match.groups()
+        before = f"<!-- within {within} % -->\n" if within else ""
         if language == "console":
             shown = "".join(f"$ {command}\n{next(rest).printed}" for command, _ in COMMAND.findall(body))
-            return f"```console\n{shown}```\n"
+            return f"{before}```console\n{shown}```\n"
         if language == "toml" or NAMED.match(body):
             return match.group(0)
         printed = next(rest).printed
-        return f"```{language}\n{body}```\n" + (f"\nIt prints:\n\n```text\n{printed}```\n" if printed else "")
+        return f"{before}```{language}\n{body}```\n" + (f"\nIt prints:\n\n```text\n{printed}```\n" if printed else "")
 
     return BLOCK.sub(block, text)
 

@@ -3,21 +3,21 @@
     python -m tests.walking docs/tutorials/check.md           # whether the page shows what is printed
     python -m tests.walking docs/tutorials/check.md --write   # puts into the page what is printed
 
-A block of `python` is run in one namespace with those before it, and prints what the block of `text` after "It prints:" shows. A block
-whose first line is a comment with the name of a file is that file. In a block of `console` each line with `$ ` is a command, and
-the lines below it are what it prints. Blocks of `sh` are for the reader, and are not run. Numbers may differ by a twentieth, or by what a
-line before the block says, <!-- within 50 % -->, where they measure rounding itself.
+A block of `python` is run in one namespace with those before it, and prints what the block of `text` after "It prints:" shows.
+A block whose first line is a comment with the name of a file is that file. In a block of `console` each line with `$ ` is a
+command, and the lines below it are what it prints. Blocks of `sh` are for the reader, and are not run. Numbers may differ by a
+twentieth, or by what a line before the block says, <!-- within 50 % -->, where they measure rounding itself.
 
-What a page needs beside the package is named in its first line, <!-- needs: minilm peers -->: `minilm` is the folder of that model,
-`peers` are the packages of tests/peers.txt.
+What a page needs beside the package is named in its first line, <!-- needs: minilm peers -->: `minilm` is the folder of that
+model, `peers` are the packages of tests/peers.txt.
 """
 
 import argparse
 import contextlib
 import importlib
 import io
-import os
 import multiprocessing
+import os
 import re
 import shlex
 import subprocess
@@ -190,7 +190,7 @@ def main() -> int:
         return 0
     wrong = [step for step in steps if not step.agrees()]
     for step in wrong:
-        print(f"{step.code}\n--- shown:\n{step.shown}--- printed:\n{step.printed}")
+        sys.stdout.write(f"{step.code}\n--- shown:\n{step.shown}--- printed:\n{step.printed}\n")
     return bool(wrong)
 
 

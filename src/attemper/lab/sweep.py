@@ -161,7 +161,7 @@ def run(folder: Path, jobs: int = 1, tell: Tell = lambda _event: None, ray: str 
         on_ray(ray, folder, todo, tell)
     elif jobs == 1 or len(todo) == 1:
         for config in todo:
-            train_one(folder, config, tell)
+            tell(train_one(folder, config, tell))
     elif todo:
         _in_processes(folder, todo, jobs, tell)
     found = results(folder)
@@ -172,11 +172,11 @@ def run(folder: Path, jobs: int = 1, tell: Tell = lambda _event: None, ray: str 
     return found
 
 
-def train_one(folder: Path, config: RunConfig, tell: Tell) -> None:
-    """Train one run and tell of its steps."""
+def train_one(folder: Path, config: RunConfig, tell: Tell) -> Event:
+    """Train one run and tell of its steps; what there is to tell when it is over is returned."""
     name = run_id(config)
     last = train(config, folder, lambda step, loss: tell(Event(name, step, config.steps, loss)))
-    tell(Event(name, last.ended + 1, config.steps, last.loss, over=True))
+    return Event(name, last.ended + 1, config.steps, last.loss, over=True)
 
 
 _events: multiprocessing.Queue[Event]  # in a process of the pool
@@ -187,8 +187,8 @@ def _listen(events: multiprocessing.Queue[Event]) -> None:
     _events = events
 
 
-def _train_there(folder: Path, config: RunConfig) -> None:
-    train_one(folder, config, _events.put)
+def _train_there(folder: Path, config: RunConfig) -> Event:
+    return train_one(folder, config, _events.put)
 
 
 def _in_processes(folder: Path, todo: Sequence[RunConfig], jobs: int, tell: Tell) -> None:
@@ -197,13 +197,15 @@ def _in_processes(folder: Path, todo: Sequence[RunConfig], jobs: int, tell: Tell
     events: multiprocessing.Queue[Event] = context.Queue()
     pool = ProcessPoolExecutor(min(jobs, len(todo)), context, _listen, (events,))
     try:
-        waiting: set[Future[None]] = {pool.submit(_train_there, folder, config) for config in todo}
+        waiting: set[Future[Event]] = {pool.submit(_train_there, folder, config) for config in todo}
+        over: set[str] = set()
         while waiting:
             done, waiting = wait(waiting, _POLL, FIRST_COMPLETED)
-            _drain(events, tell)
+            _drain(events, lambda event: event.id in over or tell(event))  # steps of a run may arrive after its end
             for future in done:
-                future.result()
-        _drain(events, tell)
+                last = future.result()
+                over.add(last.id)
+                tell(last)
     except BrokenProcessPool as error:
         raise LoadError(
             f"{folder}: a process that trained was killed, perhaps for memory; `attemper lab resume` goes on"

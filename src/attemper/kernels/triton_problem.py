@@ -61,6 +61,14 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
 
 
+def describe() -> str:
+    """What is here, in a few words."""
+    if not available():
+        return "Triton, for GPUs; not installed here: pip install 'attemper[triton]'"
+    where = "interpreted, on the CPU" if interpreted() else "for GPUs"
+    return f"Triton, {where}; float32, bfloat16 and float16, heads up to {WIDEST} wide, O(N·d) memory"
+
+
 def refusal(inputs: Inputs, *, seen: bool = True) -> str:
     """What the kernels do not take of these tensors, "" if they take them all.
 
@@ -69,7 +77,7 @@ def refusal(inputs: Inputs, *, seen: bool = True) -> str:
     """
     device = inputs.query.device
     if device.type == "cpu" and not interpreted():
-        return "a tensor on cpu, unless TRITON_INTERPRET=1 was set before Triton was imported"
+        return "a tensor on cpu, except under its interpreter (TRITON_INTERPRET=1)"
     if device.type not in ("cuda", "cpu") and (seen or device.type != "meta"):
         return f"a tensor on {device}"
     if inputs.query.dtype not in _DTYPES:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from attemper.errors import ArgumentError, UnsupportedError
-from attemper.kernels import blocked, cpu, reference
+from attemper.kernels import blocked, cpu, reference, triton_problem
 from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Upstream
 
 
@@ -31,11 +31,25 @@ class Implementation:
     description: str
 
 
+class _Triton:
+    """The Triton kernels, which are loaded, and Triton with them, by the first call."""
+
+    FIGURES = triton_problem.FIGURES
+
+    def forward(self, inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:
+        from attemper.kernels import triton_forward
+
+        return triton_forward.forward(inputs, rules, statistics=statistics, differentiable=differentiable)
+
+    def backward(self, inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> Gradients:
+        raise UnsupportedError("impl: 'triton' has no backward pass yet; 'blocked' has")
+
+
 IMPLEMENTATIONS = (
     Implementation("reference", reference, "the definition, materialised; O(N²) memory; the oracle of the tests"),
     Implementation("blocked", blocked, "pure PyTorch, O(N·d) memory, any device"),
     Implementation("cpu", cpu if cpu.available() else None, cpu.describe()),
-    Implementation("triton", None, "Triton, for GPUs; not part of this version"),
+    Implementation("triton", _Triton() if triton_problem.available() else None, triton_problem.describe()),
 )
 
 KERNELS: dict[str, Kernel] = {each.name: each.kernel for each in IMPLEMENTATIONS if each.kernel is not None}
@@ -52,17 +66,21 @@ def choose(impl: str, inputs: Inputs, *, seen: bool) -> str:
             and the environment asks for a build of it that is not here.
     """
     if impl == "auto":
-        if cpu.MISCHOSEN and not _refusal(inputs, seen):
+        if cpu.MISCHOSEN and not _refusal("cpu", inputs, seen):
             _refuse("cpu")
-        return "cpu" if cpu.available() and not _refusal(inputs, seen) else "blocked"
+        if inputs.query.device.type == "cuda":
+            return "triton" if "triton" in KERNELS and not _refusal("triton", inputs, seen) else "blocked"
+        return "cpu" if cpu.available() and not _refusal("cpu", inputs, seen) else "blocked"
     check_name(impl)
-    if impl == "cpu" and (reason := _refusal(inputs, seen)):
-        raise UnsupportedError(f"impl: 'cpu' does not take {reason}; 'blocked' does")
+    if impl in ("cpu", "triton") and (reason := _refusal(impl, inputs, seen)):
+        raise UnsupportedError(f"impl: {impl!r} does not take {reason}; 'blocked' does")
     return impl
 
 
-def _refusal(inputs: Inputs, seen: bool) -> str:
-    """What the compiled kernel does not take of these tensors, "" if it takes them all."""
+def _refusal(impl: str, inputs: Inputs, seen: bool) -> str:
+    """What a compiled kernel does not take of these tensors, "" if it takes them all."""
+    if impl == "triton":
+        return triton_problem.refusal(inputs, seen=seen)
     if seen:
         return cpu.refusal(inputs)
     device = inputs.query.device  # on which all of them are

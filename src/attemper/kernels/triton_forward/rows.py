@@ -1,0 +1,168 @@
+"""The sums of a block of rows from which output and record follow, and how they grow: [rows] each, in one tuple.
+
+top: the largest logit; total, squares, cubes: Σ e, Σ e², Σ e³ with e = e^(z − top); weighted: Σ e·(z − top); count: of visible
+keys; mean, spread: of z − top, and the sum of squares about it; lowest: the smallest logit; place: the key with the largest;
+product_max, product_min. Where `top` is −∞ the sums are relative to 0.
+"""
+
+import triton
+import triton.language as tl
+
+from attemper.kernels.triton_common import larger, largest_of_row, smaller, smallest_of_row
+
+# e^x is 0 in float32 from −104 on: there x takes no part in Σ e·x, where −∞ would make it NaN.
+NO_WEIGHT: tl.constexpr = tl.constexpr(-200.0)
+NOWHERE: tl.constexpr = tl.constexpr(2**31 - 1)
+
+
+@triton.jit
+def nothing_seen(BLOCK_M: tl.constexpr):
+    """The sums over no keys."""
+    noughts = tl.zeros((BLOCK_M,), tl.float32)
+    infinite = noughts + float("inf")
+    count, place = tl.zeros((BLOCK_M,), tl.int32), tl.full((BLOCK_M,), -1, tl.int32)
+    sums = (-infinite, noughts, noughts, noughts, noughts)
+    return (*sums, count, noughts, noughts, infinite, place, -infinite, infinite, noughts)
+
+
+@triton.jit
+def shift_of(top):
+    """What is subtracted from logits: the largest, 0 where there is none."""
+    return tl.where(top == float("-inf"), 0.0, top)
+
+
+@triton.jit
+def referred(sums, top, STATISTICS: tl.constexpr):
+    """(the sums relative to a `top` that is no smaller, what the output shrinks by)."""
+    old, total, weighted, squares, cubes, count, mean, spread, lowest, place, product_max, product_min, pivot = sums
+    fresh = old == float("-inf")
+    fall = tl.where(fresh, 0.0, old - shift_of(top))
+    shrink = tl.where(fresh, 0.0, tl.exp(fall))
+    if STATISTICS:
+        weighted = shrink * (weighted + total * larger(fall, NO_WEIGHT))
+        squares = shrink * shrink * squares
+        cubes = shrink * shrink * shrink * cubes
+    total = shrink * total
+    return (top, total, weighted, squares, cubes, count, mean, spread, lowest, place, product_max, product_min, pivot), shrink
+
+
+@triton.jit
+def added(a, b, STATISTICS: tl.constexpr):
+    """The sums over the keys of both, which are relative to one `top`; the place is that of `a`."""
+    top, total, weighted, squares, cubes, count, mean, spread, lowest, place, product_max, product_min, pivot = a
+    if STATISTICS:
+        both = tl.maximum(count + b[5], 1).to(tl.float32)
+        share = b[5].to(tl.float32) / both
+        pivot = tl.where(count == 0, b[12], pivot)
+        between = (b[12] - pivot) + b[6] - mean
+        spread = spread + b[7] + count.to(tl.float32) * share * between * between
+        mean = mean + share * between
+        weighted, squares, cubes = weighted + b[2], squares + b[3], cubes + b[4]
+        count = count + b[5]
+        lowest = smaller(lowest, b[8])
+        product_min = smaller(product_min, b[11])
+    product_max = larger(product_max, b[10])
+    total = total + b[1]
+    return (top, total, weighted, squares, cubes, count, mean, spread, lowest, place, product_max, product_min, pivot)
+
+
+@triton.jit
+def place_of_larger(top, place, other_top, other_place):
+    """The key with the largest logit of two sets of keys: the lower on a tie, the first that is not a number; −1 for none."""
+    ahead = (other_top > top) | ((other_top == top) & (other_place < place)) | ((other_top != other_top) & (top == top))
+    return tl.where((other_place >= 0) & ((place < 0) | ahead), other_place, place)
+
+
+@triton.jit
+def joined(a, b, STATISTICS: tl.constexpr):
+    """(the sums over the keys of both, what the output of each shrinks by)."""
+    top = larger(a[0], b[0])
+    place = place_of_larger(a[0], a[9], b[0], b[9])
+    a, shrink_a = referred(a, top, STATISTICS)
+    b, shrink_b = referred(b, top, STATISTICS)
+    both = added(a, b, STATISTICS)
+    return (*both[:9], place, *both[10:]), shrink_a, shrink_b
+
+
+@triton.jit
+def with_tile(
+    sums,
+    products,
+    logits,
+    seen,
+    factors,
+    columns,
+    FULL: tl.constexpr,
+    STATISTICS: tl.constexpr,
+    PLAIN: tl.constexpr,
+    PIVOT: tl.constexpr,
+):
+    """(the sums with a tile taken in, its e^(z − top) [rows, keys], what the output shrinks by).
+
+    Args: `seen`: who is visible, not looked at where the tile is FULL; PLAIN: a logit is product × factor, and no more; PIVOT:
+    whether product_max is wanted without statistics.
+    """
+    keys: tl.constexpr = columns.shape[0]
+    count = tl.zeros_like(sums[5]) + keys
+    if STATISTICS and not FULL:
+        count = tl.sum(seen.to(tl.int32), 1)
+    product_max, product_min, lowest, place = sums[10], sums[11], sums[8], sums[9]
+    if STATISTICS or PIVOT:
+        product_max = largest_of_row(products if FULL else tl.where(seen, products, float("-inf")))
+    if STATISTICS:
+        product_min = smallest_of_row(products if FULL else tl.where(seen, products, float("inf")))
+    if not FULL:
+        logits = tl.where(seen, logits, float("-inf"))
+    if STATISTICS and PLAIN:
+        # Multiplication keeps the order, also in how it rounds: the extremes of the logits are those of the products.
+        above, below = factors * product_max, factors * product_min
+        broken = (above != above) | (below != below)
+        top = tl.where(broken, float("nan"), tl.where(factors < 0.0, below, above))
+        lowest = tl.where(broken, float("nan"), tl.where(factors < 0.0, above, below))
+        if not FULL:
+            top = tl.where(count == 0, float("-inf"), top)
+            lowest = tl.where(count == 0, float("inf"), lowest)
+    else:
+        top = largest_of_row(logits)
+        if STATISTICS:
+            lowest = smallest_of_row(logits if FULL else tl.where(seen, logits, float("inf")))
+    if STATISTICS:
+        found = (logits == top[:, None]) | (logits != logits)
+        if not FULL:
+            found = found & seen
+        place = tl.min(tl.where(found, columns[None, :], NOWHERE), 1)
+        place = place_of_larger(sums[0], sums[9], top, tl.where(place == NOWHERE, -1, place))
+    top = larger(sums[0], top)
+    sums, shrink = referred(sums, top, STATISTICS)
+    shifted = logits - shift_of(top)[:, None]
+    if not STATISTICS:
+        weights = tl.exp(shifted)
+        of_tile = (top, tl.sum(weights, 1), *sums[2:10], product_max, product_min, sums[12])
+        return added(sums, of_tile, STATISTICS), weights, shrink
+    with_weight = larger(shifted, NO_WEIGHT)
+    weights = tl.exp(with_weight)
+    squares = weights * weights
+    # In two passes, of which the second takes out the rounding of the first.
+    divisor = tl.maximum(count, 1).to(tl.float32)
+    pivot = tl.sum(logits if FULL else tl.where(seen, logits, 0.0), 1) / divisor
+    deviation = logits - pivot[:, None]
+    if not FULL:
+        deviation = tl.where(seen, deviation, 0.0)
+    mean = tl.sum(deviation, 1) / divisor
+    spread = larger(tl.sum(deviation * deviation, 1) - mean * mean * divisor, 0.0)
+    totals = (top, tl.sum(weights, 1), tl.sum(weights * with_weight, 1), tl.sum(squares, 1), tl.sum(squares * weights, 1))
+    of_tile = (*totals, count, mean, spread, lowest, place, product_max, product_min, pivot)
+    sums = added(sums, of_tile, STATISTICS)
+    return (*sums[:9], place, *sums[10:]), weights, shrink
+
+
+@triton.jit
+def with_sink(sums, sink, STATISTICS: tl.constexpr):
+    """(the sums with a logit that takes weight and counts in nothing else, what the output shrinks by); last."""
+    top = larger(sums[0], sink)
+    sums, shrink = referred(sums, top, STATISTICS)
+    shifted = larger(sink - shift_of(top), NO_WEIGHT)
+    weight = tl.exp(shifted)
+    total, weighted = sums[1] + weight, sums[2] + weight * shifted
+    squares, cubes = sums[3] + weight * weight, sums[4] + weight * weight * weight
+    return (top, total, weighted, squares, cubes, *sums[5:]), shrink

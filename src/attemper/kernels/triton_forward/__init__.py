@@ -2,7 +2,7 @@
 
 What it must hold:
 - every figure of the record comes from the logits that made the output, and costs nothing where it is not asked for;
-- sums are relative to the row's running maximum, mean and variance too, so that no common offset cancels in them;
+- sums of weights are relative to the row's running maximum, plain sums to a pivot of the row: no common offset cancels in them;
 - what a kernel is compiled for follows from dtype, width and options alone: no timing decides, and no thread's luck;
 - few queries over many keys are dealt to several programs by keys, and joined by the algebra that joins tiles.
 """

@@ -284,7 +284,7 @@ def join(
     sums = nothing_seen(BLOCK_M)
     weighted_values = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
     for split in range(splits):
-        place = flat + split.to(tl.int64) * rows
+        place = flat + (flat * 0 + rows) * split
         others = _load_sums(sums_of_splits, counts_of_splits, place, field, inside, BLOCK_M, STATISTICS)
         sums, shrink, shrink_others = joined(sums, others, STATISTICS)
         if output_of_splits is not None:
@@ -320,7 +320,7 @@ def join(
 @triton.jit
 def _store_sums(sums, floats, counts, place, field, inside, STATISTICS: tl.constexpr):
     """Leave the sums of a split: floats [11, splits, rows], counts [2, splits, rows]; `field` is splits · rows."""
-    top, total, weighted, squares, cubes, count, mean, spread, lowest, key, product_max, product_min, pivot = sums
+    top, total, weighted, squares, cubes, count, deviation, spread, lowest, key, product_max, product_min, pivot = sums
     tl.store(floats + place, top, mask=inside)
     tl.store(floats + field + place, total, mask=inside)
     tl.store(floats + 2 * field + place, product_max, mask=inside)
@@ -328,7 +328,7 @@ def _store_sums(sums, floats, counts, place, field, inside, STATISTICS: tl.const
         tl.store(floats + 3 * field + place, weighted, mask=inside)
         tl.store(floats + 4 * field + place, squares, mask=inside)
         tl.store(floats + 5 * field + place, cubes, mask=inside)
-        tl.store(floats + 6 * field + place, mean, mask=inside)
+        tl.store(floats + 6 * field + place, deviation, mask=inside)
         tl.store(floats + 7 * field + place, spread, mask=inside)
         tl.store(floats + 8 * field + place, lowest, mask=inside)
         tl.store(floats + 9 * field + place, product_min, mask=inside)
@@ -340,7 +340,9 @@ def _store_sums(sums, floats, counts, place, field, inside, STATISTICS: tl.const
 @triton.jit
 def _load_sums(floats, counts, place, field, inside, BLOCK_M: tl.constexpr, STATISTICS: tl.constexpr):
     """The sums that `_store_sums` left."""
-    top, total, weighted, squares, cubes, count, mean, spread, lowest, key, product_max, product_min, pivot = nothing_seen(BLOCK_M)
+    top, total, weighted, squares, cubes, count, deviation, spread, lowest, key, product_max, product_min, pivot = nothing_seen(
+        BLOCK_M
+    )
     top = tl.load(floats + place, mask=inside, other=float("-inf"))
     total = tl.load(floats + field + place, mask=inside, other=0.0)
     product_max = tl.load(floats + 2 * field + place, mask=inside, other=float("-inf"))
@@ -348,14 +350,14 @@ def _load_sums(floats, counts, place, field, inside, BLOCK_M: tl.constexpr, STAT
         weighted = tl.load(floats + 3 * field + place, mask=inside, other=0.0)
         squares = tl.load(floats + 4 * field + place, mask=inside, other=0.0)
         cubes = tl.load(floats + 5 * field + place, mask=inside, other=0.0)
-        mean = tl.load(floats + 6 * field + place, mask=inside, other=0.0)
+        deviation = tl.load(floats + 6 * field + place, mask=inside, other=0.0)
         spread = tl.load(floats + 7 * field + place, mask=inside, other=0.0)
         lowest = tl.load(floats + 8 * field + place, mask=inside, other=float("inf"))
         product_min = tl.load(floats + 9 * field + place, mask=inside, other=float("inf"))
         pivot = tl.load(floats + 10 * field + place, mask=inside, other=0.0)
         count = tl.load(counts + place, mask=inside, other=0)
         key = tl.load(counts + field + place, mask=inside, other=-1)
-    return top, total, weighted, squares, cubes, count, mean, spread, lowest, key, product_max, product_min, pivot
+    return top, total, weighted, squares, cubes, count, deviation, spread, lowest, key, product_max, product_min, pivot
 
 
 @triton.jit
@@ -387,7 +389,7 @@ def _finish(
     if sinks is not None:
         sums, shrink = with_sink(sums, tl.load(sinks + head + flat * 0, mask=inside, other=0.0), STATISTICS)
         weighted_values = weighted_values * shrink[:, None]
-    top, total, weighted, squares, cubes, count, mean, spread, lowest, place, product_max, product_min, pivot = sums
+    top, total, weighted, squares, cubes, count, deviation, spread, lowest, place, product_max, product_min, pivot = sums
     nothing = top == float("-inf")
     total = tl.where(nothing, 1.0, total)
     log_total = tl.log(total)
@@ -413,14 +415,14 @@ def _finish(
     if STATISTICS:
         tl.store(entropy + flat, tl.where(nothing, 0.0, log_total - weighted / total), mask=inside)
         field = flat * 0 + rows
-        mean = tl.where(count == 0, 0.0, pivot + mean)
+        seen = tl.maximum(count, 1).to(tl.float32)
         squared = total * total
         tl.store(rest + flat, count.to(tl.float32), mask=inside)
         tl.store(rest + field + flat, largest, mask=inside)
         tl.store(rest + 2 * field + flat, lowest, mask=inside)
         tl.store(rest + 3 * field + flat, place.to(tl.float32), mask=inside)
-        tl.store(rest + 4 * field + flat, mean, mask=inside)
-        tl.store(rest + 5 * field + flat, spread / tl.maximum(count, 1).to(tl.float32), mask=inside)
+        tl.store(rest + 4 * field + flat, pivot + deviation / seen, mask=inside)
+        tl.store(rest + 5 * field + flat, spread / seen, mask=inside)
         tl.store(rest + 6 * field + flat, squares / squared, mask=inside)
         tl.store(rest + 7 * field + flat, cubes / (squared * total), mask=inside)
         tl.store(rest + 8 * field + flat, product_max, mask=inside)

@@ -1,8 +1,8 @@
 """The sums of a block of rows from which output and record follow, and how they grow: [rows] each, in one tuple.
 
 top: the largest logit; total, squares, cubes: Σ e, Σ e², Σ e³ with e = e^(z − top); weighted: Σ e·(z − top); count: of visible
-keys; mean, spread: of z − top, and the sum of squares about it; lowest: the smallest logit; place: the key with the largest;
-product_max, product_min. Where `top` is −∞ the sums are relative to 0.
+keys; deviation: Σ (z − pivot); spread: Σ (z − mean)²; lowest: the smallest logit; place: the key with the largest; product_max,
+product_min; pivot: the mean of the first keys that were seen, rounded. Where `top` is −∞ it counts as 0 in the differences.
 """
 
 import triton
@@ -34,7 +34,7 @@ def shift_of(top):
 @triton.jit
 def referred(sums, top, STATISTICS: tl.constexpr):
     """(the sums relative to a `top` that is no smaller, what the output shrinks by)."""
-    old, total, weighted, squares, cubes, count, mean, spread, lowest, place, product_max, product_min, pivot = sums
+    old, total, weighted, squares, cubes, count, deviation, spread, lowest, place, product_max, product_min, pivot = sums
     fresh = old == float("-inf")
     fall = tl.where(fresh, 0.0, old - shift_of(top))
     shrink = tl.where(fresh, 0.0, tl.exp(fall))
@@ -43,27 +43,41 @@ def referred(sums, top, STATISTICS: tl.constexpr):
         squares = shrink * shrink * squares
         cubes = shrink * shrink * shrink * cubes
     total = shrink * total
-    return (top, total, weighted, squares, cubes, count, mean, spread, lowest, place, product_max, product_min, pivot), shrink
+    return (
+        top,
+        total,
+        weighted,
+        squares,
+        cubes,
+        count,
+        deviation,
+        spread,
+        lowest,
+        place,
+        product_max,
+        product_min,
+        pivot,
+    ), shrink
 
 
 @triton.jit
 def added(a, b, STATISTICS: tl.constexpr):
     """The sums over the keys of both, which are relative to one `top`; the place is that of `a`."""
-    top, total, weighted, squares, cubes, count, mean, spread, lowest, place, product_max, product_min, pivot = a
+    top, total, weighted, squares, cubes, count, deviation, spread, lowest, place, product_max, product_min, pivot = a
     if STATISTICS:
-        both = tl.maximum(count + b[5], 1).to(tl.float32)
-        share = b[5].to(tl.float32) / both
+        count_a, count_b = count.to(tl.float32), b[5].to(tl.float32)
         pivot = tl.where(count == 0, b[12], pivot)
-        between = (b[12] - pivot) + b[6] - mean
-        spread = spread + b[7] + count.to(tl.float32) * share * between * between
-        mean = mean + share * between
+        moved = tl.where(b[5] == 0, 0.0, b[6] + count_b * (b[12] - pivot))
+        between = moved / tl.maximum(count_b, 1.0) - deviation / tl.maximum(count_a, 1.0)
+        spread = spread + b[7] + count_a * (count_b / tl.maximum(count_a + count_b, 1.0)) * between * between
+        deviation = deviation + moved
         weighted, squares, cubes = weighted + b[2], squares + b[3], cubes + b[4]
         count = count + b[5]
         lowest = smaller(lowest, b[8])
         product_min = smaller(product_min, b[11])
     product_max = larger(product_max, b[10])
     total = total + b[1]
-    return (top, total, weighted, squares, cubes, count, mean, spread, lowest, place, product_max, product_min, pivot)
+    return (top, total, weighted, squares, cubes, count, deviation, spread, lowest, place, product_max, product_min, pivot)
 
 
 @triton.jit
@@ -145,13 +159,13 @@ def with_tile(
     # In two passes, of which the second takes out the rounding of the first.
     divisor = tl.maximum(count, 1).to(tl.float32)
     pivot = tl.sum(logits if FULL else tl.where(seen, logits, 0.0), 1) / divisor
-    deviation = logits - pivot[:, None]
+    from_pivot = logits - pivot[:, None]
     if not FULL:
-        deviation = tl.where(seen, deviation, 0.0)
-    mean = tl.sum(deviation, 1) / divisor
-    spread = larger(tl.sum(deviation * deviation, 1) - mean * mean * divisor, 0.0)
+        from_pivot = tl.where(seen, from_pivot, 0.0)
+    deviation = tl.sum(from_pivot, 1)
+    spread = larger(tl.sum(from_pivot * from_pivot, 1) - deviation * (deviation / divisor), 0.0)
     totals = (top, tl.sum(weights, 1), tl.sum(weights * with_weight, 1), tl.sum(squares, 1), tl.sum(squares * weights, 1))
-    of_tile = (*totals, count, mean, spread, lowest, place, product_max, product_min, pivot)
+    of_tile = (*totals, count, deviation, spread, lowest, place, product_max, product_min, pivot)
     sums = added(sums, of_tile, STATISTICS)
     return (*sums[:9], place, *sums[10:]), weights, shrink
 

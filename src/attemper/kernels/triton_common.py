@@ -28,9 +28,10 @@ def load_rows(tensor, offsets, column_stride, inside, WIDTH: tl.constexpr, BLOCK
     """[rows, BLOCK] of rows that begin at `offsets` [rows]; 0 beyond WIDTH and in rows that are not `inside` [rows]."""
     columns = tl.arange(0, BLOCK)
     pointers = tensor + offsets[:, None] + (columns.to(tl.int64) * column_stride)[None, :]
-    if BLOCK == WIDTH:
-        return tl.load(pointers, mask=inside[:, None], other=0.0)
-    return tl.load(pointers, mask=inside[:, None] & (columns < WIDTH)[None, :], other=0.0)
+    there = inside[:, None]
+    if BLOCK != WIDTH:
+        there = there & (columns < WIDTH)[None, :]
+    return tl.load(pointers, mask=there, other=0.0)
 
 
 @triton.jit
@@ -51,16 +52,20 @@ def product(a, b):
 def first_key(row, row_step, low, LEFT: tl.constexpr):
     """The first key that position lets a query see, not below 0; it never falls from one query to the next."""
     if LEFT:
-        return tl.maximum(row * row_step + low, 0)
-    return row * 0
+        first = tl.maximum(row * row_step + low, 0)
+    else:
+        first = row * 0
+    return first
 
 
 @triton.jit
 def end_of_keys(row, row_step, high, keys, RIGHT: tl.constexpr):
     """One past the last key that position lets a query see, not above `keys`; it never falls from one query to the next."""
     if RIGHT:
-        return tl.minimum(row * row_step + high + 1, keys)
-    return row * 0 + keys
+        end = tl.minimum(row * row_step + high + 1, keys)
+    else:
+        end = row * 0 + keys
+    return end
 
 
 @triton.jit
@@ -105,14 +110,16 @@ def masked(logits, seen, mask, mask_offsets, columns, mask_column, mask_limit, M
 
     Args: `seen`: who is visible but for the mask; `mask_offsets`: where the rows of the mask begin, [rows].
     """
-    if MASK == NO_MASK:
-        return logits, seen
-    given = tl.load(mask + mask_offsets[:, None] + (columns.to(tl.int64) * mask_column)[None, :], mask=seen, other=0)
-    if MASK == BOOL_MASK:
-        return logits, seen & (given != 0)
-    bias = given.to(tl.float32)
-    seen = seen & ~(bias <= mask_limit)  # NaN is visible
-    return logits + tl.where(seen, bias, 0.0), seen
+    if MASK != NO_MASK:
+        pointers = mask + mask_offsets[:, None] + (columns.to(tl.int64) * mask_column)[None, :]
+        given = tl.load(pointers, mask=seen, other=0)
+        if MASK == BOOL_MASK:
+            seen = seen & (given != 0)
+        else:
+            bias = given.to(tl.float32)
+            seen = seen & ~(bias <= mask_limit)  # NaN is visible
+            logits = logits + tl.where(seen, bias, 0.0)
+    return logits, seen
 
 
 @triton.jit
@@ -149,8 +156,10 @@ def largest_of_row(x):
     """The largest of each row of [rows, keys], NaN if one of them is."""
     if INTERPRETED:
         broken = tl.sum((x != x).to(tl.int32), 1) > 0
-        return tl.where(broken, float("nan"), tl.max(tl.where(x != x, float("-inf"), x), 1))
-    return tl.reduce(x, 1, larger)
+        found = tl.where(broken, float("nan"), tl.max(tl.where(x != x, float("-inf"), x), 1))
+    else:
+        found = tl.reduce(x, 1, larger)
+    return found
 
 
 @triton.jit
@@ -158,5 +167,7 @@ def smallest_of_row(x):
     """The smallest of each row of [rows, keys], NaN if one of them is."""
     if INTERPRETED:
         broken = tl.sum((x != x).to(tl.int32), 1) > 0
-        return tl.where(broken, float("nan"), tl.min(tl.where(x != x, float("inf"), x), 1))
-    return tl.reduce(x, 1, smaller)
+        found = tl.where(broken, float("nan"), tl.min(tl.where(x != x, float("inf"), x), 1))
+    else:
+        found = tl.reduce(x, 1, smaller)
+    return found

@@ -5,6 +5,8 @@ keys; deviation: Σ (z − pivot); spread: Σ (z − mean)²; lowest: the smalle
 product_min; pivot: the mean of the first keys that were seen, rounded. Where `top` is −∞ it counts as 0 in the differences.
 """
 
+# ruff: noqa: RUF005 -- Triton knows no stars in a tuple
+
 import triton
 import triton.language as tl
 
@@ -22,7 +24,7 @@ def nothing_seen(BLOCK_M: tl.constexpr):
     infinite = noughts + float("inf")
     count, place = tl.zeros((BLOCK_M,), tl.int32), tl.full((BLOCK_M,), -1, tl.int32)
     sums = (-infinite, noughts, noughts, noughts, noughts)
-    return (*sums, count, noughts, noughts, infinite, place, -infinite, infinite, noughts)
+    return sums + (count, noughts, noughts, infinite, place, -infinite, infinite, noughts)
 
 
 @triton.jit
@@ -95,7 +97,7 @@ def joined(a, b, STATISTICS: tl.constexpr):
     a, shrink_a = referred(a, top, STATISTICS)
     b, shrink_b = referred(b, top, STATISTICS)
     both = added(a, b, STATISTICS)
-    return (*both[:9], place, *both[10:]), shrink_a, shrink_b
+    return both[:9] + (place,) + both[10:], shrink_a, shrink_b
 
 
 @triton.jit
@@ -151,7 +153,7 @@ def with_tile(
     shifted = logits - shift_of(top)[:, None]
     if not STATISTICS:
         weights = tl.exp(shifted)
-        of_tile = (top, tl.sum(weights, 1), *sums[2:10], product_max, product_min, sums[12])
+        of_tile = (top, tl.sum(weights, 1)) + sums[2:10] + (product_max, product_min, sums[12])
         return added(sums, of_tile, STATISTICS), weights, shrink
     with_weight = larger(shifted, NO_WEIGHT)
     weights = tl.exp(with_weight)
@@ -165,9 +167,9 @@ def with_tile(
     deviation = tl.sum(from_pivot, 1)
     spread = larger(tl.sum(from_pivot * from_pivot, 1) - deviation * (deviation / divisor), 0.0)
     totals = (top, tl.sum(weights, 1), tl.sum(weights * with_weight, 1), tl.sum(squares, 1), tl.sum(squares * weights, 1))
-    of_tile = (*totals, count, deviation, spread, lowest, place, product_max, product_min, pivot)
+    of_tile = totals + (count, deviation, spread, lowest, place, product_max, product_min, pivot)
     sums = added(sums, of_tile, STATISTICS)
-    return (*sums[:9], place, *sums[10:]), weights, shrink
+    return sums[:9] + (place,) + sums[10:], weights, shrink
 
 
 @triton.jit
@@ -179,4 +181,4 @@ def with_sink(sums, sink, STATISTICS: tl.constexpr):
     weight = tl.exp(shifted)
     total, weighted = sums[1] + weight, sums[2] + weight * shifted
     squares, cubes = sums[3] + weight * weight, sums[4] + weight * weight * weight
-    return (top, total, weighted, squares, cubes, *sums[5:]), shrink
+    return (top, total, weighted, squares, cubes) + sums[5:], shrink

@@ -1,7 +1,8 @@
 """The kernels: a block of rows over its share of the keys, and the joining of the shares.
 
 A program has BLOCK_M rows and one head of keys. PACKED: its rows are those of all heads that share the key head, one head after
-another; otherwise of one head. SPLIT: the keys are dealt to several programs, which leave their sums to `join`.
+another; otherwise of one head. SPLIT: the keys are dealt to several programs, which leave their sums to `join`. MEND: the output
+is there already, and is computed again where it is no number: an invisible value that is not finite has met a weight of 0 there.
 """
 
 import triton
@@ -14,7 +15,6 @@ from attemper.kernels.triton_common import (
     first_key,
     in_reach,
     kept,
-    larger,
     load_rows,
     logits_of,
     masked,
@@ -23,7 +23,6 @@ from attemper.kernels.triton_common import (
     store_rows,
 )
 from attemper.kernels.triton_forward.rows import (
-    NO_WEIGHT,
     joined,
     nothing_seen,
     shift_of,
@@ -97,6 +96,7 @@ def attend(
     STATISTICS: tl.constexpr,
     PACKED: tl.constexpr,
     SPLIT: tl.constexpr,
+    MEND: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -104,7 +104,6 @@ def attend(
     PLAIN: tl.constexpr = MASK != FLOAT_MASK and not SOFTCAP
     PIVOT: tl.constexpr = MASK == FLOAT_MASK and not SOFTCAP and sinks is None and figures is not None
     HAS_VALUE: tl.constexpr = value is not None
-    MAY_HIDE: tl.constexpr = MASK != NO_MASK or LEFT or RIGHT
 
     number = tl.program_id(0)
     split = number % splits
@@ -124,6 +123,11 @@ def attend(
         kv_head = head // groups
         inside = row < queries
         first_row, last_row = block * BLOCK_M, tl.minimum(block * BLOCK_M + BLOCK_M, queries) - 1
+    flat = (batch * heads + head).to(tl.int64) * queries + row
+    if MEND:
+        found = load_rows(output, flat * VALUE_WIDTH, 1, inside, VALUE_WIDTH, BLOCK_V)
+        if tl.max(tl.max((found != found).to(tl.int32), 1), 0) == 0:
+            return
 
     query_tile = load_rows(
         query, offsets_of(batch, head, row, query_batch, query_head, query_row), query_column, inside, WIDTH, BLOCK_D
@@ -169,51 +173,37 @@ def attend(
             logits = logits_of(products, factors, softcap, inverse_softcap, SOFTCAP)
             seen = in_reach(columns, first, end, LEFT)
             logits, seen = masked(logits, seen, mask, mask_offsets, columns, mask_column, mask_limit, MASK)
+            if MASK != NO_MASK:
+                visible = tl.sum(seen.to(tl.int32), 1)
+            else:
+                visible = tl.minimum(end, tile * BLOCK_N + BLOCK_N) - tl.maximum(first, tile * BLOCK_N)
+                visible = tl.maximum(visible, 0)
             sums, weights, shrink = with_tile(
-                sums, products, logits, seen, factors, columns, phase == 0, STATISTICS, PLAIN, PIVOT
+                sums,
+                products,
+                logits,
+                seen,
+                visible,
+                factors,
+                first,
+                columns,
+                phase == 0,
+                MASK != NO_MASK,
+                STATISTICS,
+                PLAIN,
+                PIVOT,
             )
             if HAS_VALUE:
                 if DROPOUT:
                     keep = kept(batch, head, row, tile * BLOCK_N, seed_low, seed_high, threshold, BLOCK_N)
                     weights = tl.where(keep, weights, 0.0)
                 value_tile = load_rows(value, columns.to(tl.int64) * value_row, value_column, there, VALUE_WIDTH, BLOCK_V)
-                weighted_values = weighted_values * shrink[:, None]
-                weighted_values += product(weights.to(value_tile.dtype), value_tile)
+                if MEND:
+                    weighted_values = _mended(weighted_values, shrink, weights, seen & there[None, :], value_tile)
+                else:
+                    weighted_values = weighted_values * shrink[:, None]
+                    weighted_values += product(weights.to(value_tile.dtype), value_tile)
 
-    if HAS_VALUE and MAY_HIDE:  # noqa: SIM102 -- this is known when the kernel is compiled, what follows when it runs
-        if tl.max(tl.max((weighted_values != weighted_values).to(tl.int32), 1), 0) > 0:
-            # A value that is not finite has met a weight of 0: once more, with the largest logits known, and with such values
-            # taken out of the product and shown where they are visible.
-            shift = shift_of(sums[0])
-            weighted_values = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
-            for tile in tl.range(start, stop, num_stages=1):
-                columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-                there = columns < keys
-                key_tile = load_rows(key, columns.to(tl.int64) * key_row, key_column, there, WIDTH, BLOCK_D)
-                products = product(query_tile, tl.trans(key_tile))
-                logits = logits_of(products, factors, softcap, inverse_softcap, SOFTCAP)
-                seen = in_reach(columns, first, end, LEFT)
-                logits, seen = masked(logits, seen, mask, mask_offsets, columns, mask_column, mask_limit, MASK)
-                weights = tl.where(seen, tl.exp(larger(logits - shift[:, None], NO_WEIGHT)), 0.0)
-                if DROPOUT:
-                    keep = kept(batch, head, row, tile * BLOCK_N, seed_low, seed_high, threshold, BLOCK_N)
-                    weights = tl.where(keep, weights, 0.0)
-                value_tile = load_rows(value, columns.to(tl.int64) * value_row, value_column, there, VALUE_WIDTH, BLOCK_V)
-                finite = tl.abs(value_tile) < float("inf")
-                clean = tl.where(finite, value_tile, 0.0).to(value_tile.dtype)
-                weighted_values += product(weights.to(value_tile.dtype), clean)
-                shown = seen.to(value_tile.dtype)
-                for kind in tl.static_range(3):
-                    if kind == 0:
-                        broken, result = value_tile == float("inf"), float("inf")
-                    elif kind == 1:
-                        broken, result = value_tile == float("-inf"), float("-inf")
-                    else:
-                        broken, result = value_tile != value_tile, float("nan")
-                    met = product(shown, broken.to(value_tile.dtype)) > 0.0
-                    weighted_values += tl.where(met, result, 0.0)
-
-    flat = (batch * heads + head).to(tl.int64) * queries + row
     if SPLIT:
         place = flat + split.to(tl.int64) * rows
         field = splits.to(tl.int64) * rows
@@ -244,6 +234,21 @@ def attend(
             STATISTICS,
             PIVOT,
         )
+
+
+@triton.jit
+def _mended(weighted_values, shrink, weights, seen, value_tile):
+    """The sum with a tile of values taken in, of which those that are not finite are shown where they are visible, and only there."""
+    weighted_values = tl.where(tl.abs(weighted_values) == float("inf"), weighted_values, weighted_values * shrink[:, None])
+    finite = tl.abs(value_tile) < float("inf")
+    weighted_values += product(weights.to(value_tile.dtype), tl.where(finite, value_tile, 0.0).to(value_tile.dtype))
+    shown = seen.to(value_tile.dtype)
+    above = product(shown, (value_tile == float("inf")).to(value_tile.dtype))
+    weighted_values += tl.where(above > 0.0, float("inf"), 0.0)
+    below = product(shown, (value_tile == float("-inf")).to(value_tile.dtype))
+    weighted_values += tl.where(below > 0.0, float("-inf"), 0.0)
+    neither = product(shown, (value_tile != value_tile).to(value_tile.dtype))
+    return weighted_values + tl.where(neither > 0.0, float("nan"), 0.0)
 
 
 @triton.jit(do_not_specialize=["queries", "heads", "keep_factor", "rows", "splits"])
@@ -393,7 +398,6 @@ def _finish(
     nothing = top == float("-inf")
     total = tl.where(nothing, 1.0, total)
     log_total = tl.log(total)
-    tl.store(lse + flat, tl.where(nothing, float("-inf"), top + log_total), mask=inside)
     if output is not None:
         weighted_values = weighted_values / total[:, None]
         if DROPOUT:
@@ -412,6 +416,10 @@ def _finish(
         else:
             near = largest / factors
         tl.store(figures + 2 * field + flat, tl.where(tl.abs(near) < float("inf"), near, 0.0), mask=inside)
+    if lse is not None:
+        tl.store(lse + flat, tl.where(nothing, float("-inf"), top + log_total), mask=inside)
+        if not STATISTICS:
+            tl.store(entropy + flat, total * float("nan"), mask=inside)
     if STATISTICS:
         tl.store(entropy + flat, tl.where(nothing, 0.0, log_total - weighted / total), mask=inside)
         field = flat * 0 + rows
@@ -427,5 +435,3 @@ def _finish(
         tl.store(rest + 7 * field + flat, cubes / (squared * total), mask=inside)
         tl.store(rest + 8 * field + flat, product_max, mask=inside)
         tl.store(rest + 9 * field + flat, product_min, mask=inside)
-    else:
-        tl.store(entropy + flat, total * float("nan"), mask=inside)

@@ -27,19 +27,24 @@ class Blocks(NamedTuple):
     stages: int
 
 
+# Small: it runs where a value is not finite, and has four products to hold.
+_MENDING = Blocks(32, 32, 4, 1)
+
+
 def blocks_of(dtype: torch.dtype, width: int, rows: int, *, statistics: bool) -> Blocks:
     """The tile for a width of head, the larger of the two in memory on the device, and so many rows.
 
-    Chosen so that no kernel in 16 bits up to a width of 128 keeps registers in memory; see docs/kernels-triton.md.
+    No kernel in 16 bits up to a width of 128 may keep registers in memory, see docs/kernels-triton.md. As many rows as the width
+    at least: otherwise Triton deals the keys of a tile to the warps, and every sum over a row has to cross them.
     """
     if rows <= _FEW_ROWS:
-        return Blocks(16, 64 if width <= 128 else 32, 4, 2)
+        return Blocks(16, 64 if width <= 64 else 32, 4, 2)
     if dtype == torch.float32:
         return Blocks(32, 32, 4, 1)
     if width <= 64:
-        return Blocks(64, 64, 4, 2)
+        return Blocks(64, 32 if statistics else 64, 4, 2)
     if width <= 128:
-        return Blocks(64, 64, 8, 2)
+        return Blocks(128, 32, 8, 2)
     return Blocks(64, 32, 8, 1)
 
 
@@ -71,59 +76,69 @@ def launches(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: 
     given = arguments(inputs, rules)
     groups = given["groups"]
     packed = groups > 1 and queries <= _FEW_ROWS
-    rows_of_program = groups * queries if packed else queries
+    heads_apart, rows_of_program = (heads // groups, groups * queries) if packed else (heads, queries)
     width = max(given["BLOCK_D"], given["BLOCK_V"])
     cut = blocks_of(query.dtype, width, rows_of_program, statistics=statistics)
     blocks = -(-rows_of_program // cut.rows)
-    programs = batch * (heads // groups if packed else heads) * blocks
+    programs = batch * heads_apart * blocks
     splits = _splits(programs, keys)
     split = splits > 1
-    written = {"unrounded": unrounded, "lse": lse, "entropy": entropy, "rest": rest, "figures": figures, "rows": rows}
     parts = scale.new_empty(splits, rows, value.shape[-1]) if split and value is not None else None
     sums = scale.new_empty(11, splits, rows) if split else None
     counts = torch.empty(2, splits, rows, dtype=torch.int32, device=query.device) if split else None
-    between = {"sums_of_splits": sums, "counts_of_splits": counts, "splits": splits}
-    how = {"STATISTICS": statistics, "BLOCK_M": cut.rows}
-    calls = [
-        Launch(
-            attend,
-            (programs * splits,),
-            {
-                **given,
-                **written,
-                **between,
-                **how,
-                "output": parts if split else output,
-                "blocks": blocks,
-                "PACKED": packed,
-                "SPLIT": split,
-                "BLOCK_N": cut.keys,
-            },
-            {"num_warps": cut.warps, "num_stages": cut.stages},
-        )
-    ]
+    written = {"unrounded": unrounded, "lse": lse, "entropy": entropy, "rest": rest, "figures": figures, "rows": rows}
+    between = {"sums_of_splits": sums, "counts_of_splits": counts}
+    to_attend = {
+        **given,
+        **written,
+        **between,
+        "output": parts if split else output,
+        "blocks": blocks,
+        "splits": splits,
+        "STATISTICS": statistics,
+        "PACKED": packed,
+        "SPLIT": split,
+        "MEND": False,
+        "BLOCK_M": cut.rows,
+        "BLOCK_N": cut.keys,
+    }
+    calls = [Launch(attend, (programs * splits,), to_attend, _options(cut))]
     if split:
         names = ("scale", "scale_batch", "scale_head", "scale_row", "sinks", "queries", "heads", "keep_factor")
         capitals = ("VALUE_WIDTH", "BLOCK_V", "SOFTCAP", "DROPOUT")
-        pivot = given["MASK"] == FLOAT_MASK and not given["SOFTCAP"] and sinks is None and differentiable
-        calls.append(
-            Launch(
-                join,
-                (-(-rows // _JOINED_ROWS),),
-                {
-                    **{name: given[name] for name in (*names, *capitals)},
-                    **written,
-                    **between,
-                    **how,
-                    "output_of_splits": parts,
-                    "output": output,
-                    "PIVOT": pivot,
-                    "BLOCK_M": _JOINED_ROWS,
-                },
-                {"num_warps": 4, "num_stages": 1},
-            )
-        )
+        to_join = {
+            **{name: given[name] for name in (*names, *capitals)},
+            **written,
+            **between,
+            "output_of_splits": parts,
+            "output": output,
+            "splits": splits,
+            "STATISTICS": statistics,
+            "PIVOT": given["MASK"] == FLOAT_MASK and not given["SOFTCAP"] and sinks is None and differentiable,
+            "BLOCK_M": _JOINED_ROWS,
+        }
+        calls.append(Launch(join, (-(-rows // _JOINED_ROWS),), to_join, {"num_warps": 4, "num_stages": 1}))
+    if output is not None and (given["MASK"] or given["LEFT"] or given["RIGHT"]):
+        nothing = dict.fromkeys(("lse", "entropy", "rest", "figures", "sums_of_splits", "counts_of_splits"))
+        blocks = -(-rows_of_program // _MENDING.rows)
+        to_mend = {
+            **to_attend,
+            **nothing,
+            "output": output,
+            "blocks": blocks,
+            "splits": 1,
+            "STATISTICS": False,
+            "SPLIT": False,
+            "MEND": True,
+            "BLOCK_M": _MENDING.rows,
+            "BLOCK_N": _MENDING.keys,
+        }
+        calls.append(Launch(attend, (batch * heads_apart * blocks,), to_mend, _options(_MENDING)))
     return result, calls
+
+
+def _options(cut: Blocks) -> dict[str, int]:
+    return {"num_warps": cut.warps, "num_stages": cut.stages}
 
 
 def _splits(programs: int, keys: int) -> int:

@@ -106,27 +106,33 @@ def with_tile(
     products,
     logits,
     seen,
+    count,
     factors,
+    first,
     columns,
     FULL: tl.constexpr,
+    MASKED: tl.constexpr,
     STATISTICS: tl.constexpr,
     PLAIN: tl.constexpr,
     PIVOT: tl.constexpr,
 ):
     """(the sums with a tile taken in, its e^(z − top) [rows, keys], what the output shrinks by).
 
-    Args: `seen`: who is visible, not looked at where the tile is FULL; PLAIN: a logit is product × factor, and no more; PIVOT:
-    whether product_max is wanted without statistics.
+    The order is one of registers: what is visible is asked for early, and then told by the logits themselves.
+
+    Args: `seen`, `count`: who is visible, and how many in a row, not looked at where the tile is FULL; `first`: the first key
+    that position lets a row see; MASKED: there is a mask; PLAIN: a logit is product × factor, and no more; PIVOT: whether
+    product_max is wanted without statistics.
     """
-    keys: tl.constexpr = columns.shape[0]
-    count = tl.zeros_like(sums[5]) + keys
-    if STATISTICS and not FULL:
-        count = tl.sum(seen.to(tl.int32), 1)
     product_max, product_min, lowest, place = sums[10], sums[11], sums[8], sums[9]
+    if FULL:
+        count = tl.zeros_like(sums[5]) + columns.shape[0]
     if STATISTICS or PIVOT:
         product_max = largest_of_row(products if FULL else tl.where(seen, products, float("-inf")))
     if STATISTICS:
         product_min = smallest_of_row(products if FULL else tl.where(seen, products, float("inf")))
+        if not PLAIN:
+            lowest = smallest_of_row(logits if FULL else tl.where(seen, logits, float("inf")))
     if not FULL:
         logits = tl.where(seen, logits, float("-inf"))
     if STATISTICS and PLAIN:
@@ -140,36 +146,46 @@ def with_tile(
             lowest = tl.where(count == 0, float("inf"), lowest)
     else:
         top = largest_of_row(logits)
-        if STATISTICS:
-            lowest = smallest_of_row(logits if FULL else tl.where(seen, logits, float("inf")))
+    pivot, deviation, spread = sums[12], sums[6], sums[7]
     if STATISTICS:
-        found = (logits == top[:, None]) | (logits != logits)
-        if not FULL:
+        # Where no logit is larger than −∞, or one is no number, all that are hidden are found too: then the first key in reach is
+        # as good as any.
+        found = (logits < top[:, None]) == 0
+        if MASKED:
             found = found & seen
-        place = tl.min(tl.where(found, columns[None, :], NOWHERE), 1)
-        place = place_of_larger(sums[0], sums[9], top, tl.where(place == NOWHERE, -1, place))
+        place = tl.maximum(tl.min(tl.where(found, columns[None, :], NOWHERE), 1), first)
+        place = place_of_larger(sums[0], sums[9], top, tl.where((count == 0) | (place == NOWHERE), -1, place))
+        # Sums about the middle of the tile's logits, which is near enough to their mean that little cancels.
+        middle = tl.where(count == 0, 0.0, 0.5 * top + 0.5 * lowest)
+        from_pivot = logits - middle[:, None]
+        if not FULL:
+            from_pivot = tl.where(logits > float("-inf"), from_pivot, 0.0)
+        deviation = tl.sum(from_pivot, 1)
+        spread = tl.sum(from_pivot * from_pivot, 1)
+        # A visible logit of −∞ was taken for hidden, and so was one that is no number.
+        broken = (lowest == float("-inf")) | (lowest != lowest)
+        deviation = tl.where(broken, float("nan"), deviation)
+        divisor = tl.maximum(count, 1).to(tl.float32)
+        spread = larger(spread - deviation * (deviation / divisor), 0.0)
+        pivot = middle + deviation / divisor
+        deviation = deviation - divisor * (pivot - middle)
     top = larger(sums[0], top)
     sums, shrink = referred(sums, top, STATISTICS)
     shifted = logits - shift_of(top)[:, None]
-    if not STATISTICS:
+    weighted, squares, cubes = sums[2], sums[3], sums[4]
+    if STATISTICS:
+        shifted = larger(shifted, NO_WEIGHT)
         weights = tl.exp(shifted)
-        of_tile = (top, tl.sum(weights, 1)) + sums[2:10] + (product_max, product_min, sums[12])
-        return added(sums, of_tile, STATISTICS), weights, shrink
-    with_weight = larger(shifted, NO_WEIGHT)
-    weights = tl.exp(with_weight)
-    squares = weights * weights
-    # In two passes, of which the second takes out the rounding of the first.
-    divisor = tl.maximum(count, 1).to(tl.float32)
-    pivot = tl.sum(logits if FULL else tl.where(seen, logits, 0.0), 1) / divisor
-    from_pivot = logits - pivot[:, None]
-    if not FULL:
-        from_pivot = tl.where(seen, from_pivot, 0.0)
-    deviation = tl.sum(from_pivot, 1)
-    spread = larger(tl.sum(from_pivot * from_pivot, 1) - deviation * (deviation / divisor), 0.0)
-    totals = (top, tl.sum(weights, 1), tl.sum(weights * with_weight, 1), tl.sum(squares, 1), tl.sum(squares * weights, 1))
-    of_tile = totals + (count, deviation, spread, lowest, place, product_max, product_min, pivot)
+        squared = weights * weights
+        weighted, squares, cubes = tl.sum(weights * shifted, 1), tl.sum(squared, 1), tl.sum(squared * weights, 1)
+    else:
+        weights = tl.exp(shifted)
+    of_tile = (top, tl.sum(weights, 1), weighted, squares, cubes, count, deviation, spread)
+    of_tile = of_tile + (lowest, place, product_max, product_min, pivot)
     sums = added(sums, of_tile, STATISTICS)
-    return sums[:9] + (place,) + sums[10:], weights, shrink
+    if STATISTICS:
+        sums = sums[:9] + (place,) + sums[10:]
+    return sums, weights, shrink
 
 
 @triton.jit

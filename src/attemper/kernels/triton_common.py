@@ -51,21 +51,13 @@ def product(a, b):
 @triton.jit
 def first_key(row, row_step, low, LEFT: tl.constexpr):
     """The first key that position lets a query see, not below 0; it never falls from one query to the next."""
-    if LEFT:
-        first = tl.maximum(row * row_step + low, 0)
-    else:
-        first = row * 0
-    return first
+    return tl.maximum(row * row_step + low, 0) if LEFT else row * 0
 
 
 @triton.jit
 def end_of_keys(row, row_step, high, keys, RIGHT: tl.constexpr):
     """One past the last key that position lets a query see, not above `keys`; it never falls from one query to the next."""
-    if RIGHT:
-        end = tl.minimum(row * row_step + high + 1, keys)
-    else:
-        end = row * 0 + keys
-    return end
+    return tl.minimum(row * row_step + high + 1, keys) if RIGHT else row * 0 + keys
 
 
 @triton.jit
@@ -79,20 +71,22 @@ def in_reach(columns, first, end, LEFT: tl.constexpr):
 
 @triton.jit
 def tanh(x):
-    """The hyperbolic tangent to about one rounding.
+    """The hyperbolic tangent to less than two roundings.
 
-    x + x³·P(x²) below 0.625, with a least-squares fit of P over that range; 1 − 2 / (1 + e^2|x|) above.
+    x + x³·P(x²) up to 1, with P fitted to the smallest largest error relative to the tangent; 1 − 2 / (1 + e^2|x|) above.
     """
     size = tl.abs(x)
     squared = x * x
-    fit = -5.691935799e-3
-    fit = fit * squared + 2.062624869e-2
-    fit = fit * squared - 5.373530611e-2
-    fit = fit * squared + 1.333138121e-1
-    fit = fit * squared - 3.33332792e-1
+    fit = -3.584496474e-4
+    fit = fit * squared + 2.301356416e-3
+    fit = fit * squared - 7.946095274e-3
+    fit = fit * squared + 2.148665004e-2
+    fit = fit * squared - 5.387980011e-2
+    fit = fit * squared + 1.333234453e-1
+    fit = fit * squared - 3.333329543e-1
     near = x + x * squared * fit
     far = 1.0 - 2.0 / (tl.exp(2.0 * size) + 1.0)
-    return tl.where(size < 0.625, near, tl.where(x < 0.0, -far, far))
+    return tl.where(size < 1.0, near, tl.where(x < 0.0, -far, far))
 
 
 @triton.jit

@@ -238,7 +238,7 @@ def attend(
 
 @triton.jit
 def _mended(weighted_values, shrink, weights, seen, value_tile):
-    """The sum with a tile of values taken in, of which those that are not finite are shown where they are visible, and only there."""
+    """The sum with a tile of values taken in; those that are not finite are shown where they are visible, and only there."""
     weighted_values = tl.where(tl.abs(weighted_values) == float("inf"), weighted_values, weighted_values * shrink[:, None])
     finite = tl.abs(value_tile) < float("inf")
     weighted_values += product(weights.to(value_tile.dtype), tl.where(finite, value_tile, 0.0).to(value_tile.dtype))

@@ -2,8 +2,8 @@
 
     python -m benchmarks.triton_resources [--write] [--direction forward] [--dtype float16] [--width 64]
 
-The last line is a summary. Exits 1 where a kernel in 16 bits for heads up to 128 wide spills registers to memory; --write puts the
-table into docs/kernels-triton.md.
+The last line is a summary. Exits 1 where a kernel in 16 bits for heads up to 128 wide spills registers to memory; --write puts
+the table into docs/kernels-triton.md.
 """
 
 import argparse

@@ -24,6 +24,7 @@ from attemper.kernels.triton_common import (
 )
 from attemper.kernels.triton_forward.rows import (
     joined,
+    lowest_of,
     nothing_seen,
     shift_of,
     with_sink,
@@ -153,19 +154,19 @@ def attend(
     sums = nothing_seen(BLOCK_M)
     weighted_values = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
     # First the tiles that are seen whole, then those on either side of them; with a mask, all are of the second kind.
-    for phase in tl.static_range(0 if MASK == NO_MASK else 1, 2):
-        if MASK == NO_MASK:
-            before = full_start - start
+    IN_PARTS: tl.constexpr = MASK != NO_MASK or MEND
+    for phase in tl.static_range(1 if IN_PARTS else 0, 2):
+        before = full_start - start
+        count = stop - start
+        if not IN_PARTS:
             count = full_stop - full_start if phase == 0 else before + stop - full_stop
-        else:
-            count = stop - start
-        for i in tl.range(0, count):
-            if MASK != NO_MASK:
-                tile = start + i
-            elif phase == 0:
+        for i in tl.range(0, count, num_stages=1 if phase == 1 and not IN_PARTS else None):
+            if phase == 0:
                 tile = full_start + i
             else:
-                tile = tl.where(i < before, start + i, full_stop + i - before)
+                tile = start + i
+                if not IN_PARTS:
+                    tile = tl.where(i < before, tile, full_stop + i - before)
             columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
             there = columns < keys
             key_tile = load_rows(key, columns.to(tl.int64) * key_row, key_column, there, WIDTH, BLOCK_D)
@@ -232,6 +233,7 @@ def attend(
             SOFTCAP,
             DROPOUT,
             STATISTICS,
+            PLAIN,
             PIVOT,
         )
 
@@ -277,6 +279,7 @@ def join(
     SOFTCAP: tl.constexpr,
     DROPOUT: tl.constexpr,
     STATISTICS: tl.constexpr,
+    PLAIN: tl.constexpr,
     PIVOT: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
@@ -318,6 +321,7 @@ def join(
         SOFTCAP,
         DROPOUT,
         STATISTICS,
+        PLAIN,
         PIVOT,
     )
 
@@ -387,6 +391,7 @@ def _finish(
     SOFTCAP: tl.constexpr,
     DROPOUT: tl.constexpr,
     STATISTICS: tl.constexpr,
+    PLAIN: tl.constexpr,
     PIVOT: tl.constexpr,
 ):
     """Take in the sink, divide by the total, and write all results of the rows `flat` of [batch, heads, queries]."""
@@ -423,6 +428,8 @@ def _finish(
     if STATISTICS:
         tl.store(entropy + flat, tl.where(nothing, 0.0, log_total - weighted / total), mask=inside)
         field = flat * 0 + rows
+        if PLAIN:
+            lowest = lowest_of(factors, product_max, product_min, largest, count)
         seen = tl.maximum(count, 1).to(tl.float32)
         squared = total * total
         tl.store(rest + flat, count.to(tl.float32), mask=inside)

@@ -28,7 +28,7 @@ class Blocks(NamedTuple):
 
 
 # Small: it runs where a value is not finite, and has four products to hold.
-_MENDING = Blocks(32, 32, 4, 1)
+_MENDING = Blocks(32, 32, 8, 1)
 
 
 def blocks_of(dtype: torch.dtype, width: int, rows: int, *, statistics: bool) -> Blocks:
@@ -114,6 +114,7 @@ def launches(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: 
             "output": output,
             "splits": splits,
             "STATISTICS": statistics,
+            "PLAIN": given["MASK"] != FLOAT_MASK and not given["SOFTCAP"],
             "PIVOT": given["MASK"] == FLOAT_MASK and not given["SOFTCAP"] and sinks is None and differentiable,
             "BLOCK_M": _JOINED_ROWS,
         }

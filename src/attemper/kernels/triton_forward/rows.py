@@ -1,8 +1,9 @@
 """The sums of a block of rows from which output and record follow, and how they grow: [rows] each, in one tuple.
 
 top: the largest logit; total, squares, cubes: Σ e, Σ e², Σ e³ with e = e^(z − top); weighted: Σ e·(z − top); count: of visible
-keys; deviation: Σ (z − pivot); spread: Σ (z − mean)²; lowest: the smallest logit; place: the key with the largest; product_max,
-product_min; pivot: the mean of the first keys that were seen, rounded. Where `top` is −∞ it counts as 0 in the differences.
+keys; deviation: Σ (z − pivot); spread: Σ (z − mean)²; lowest: the smallest logit, where it does not follow from the products;
+place: the key with the largest; product_max, product_min; pivot: the mean of the first keys that were seen, rounded. Where `top`
+is −∞ it counts as 0 in the differences.
 """
 
 # ruff: noqa: RUF005 -- Triton knows no stars in a tuple
@@ -101,6 +102,24 @@ def joined(a, b, STATISTICS: tl.constexpr):
 
 
 @triton.jit
+def top_of(factors, product_max, product_min, count):
+    """The largest logit, by the extremes of the products, where a logit is product × factor; −∞ for no keys.
+
+    Multiplication keeps the order, also in how it rounds. NaN at either end says that there is one among the logits.
+    """
+    above, below = factors * product_max, factors * product_min
+    top = tl.where((above != above) | (below != below), float("nan"), tl.where(factors < 0.0, below, above))
+    return tl.where(count == 0, float("-inf"), top)
+
+
+@triton.jit
+def lowest_of(factors, product_max, product_min, top, count):
+    """The smallest logit, in the same way, NaN where the largest is; +∞ for no keys."""
+    lowest = tl.where(factors < 0.0, factors * product_max, factors * product_min)
+    return tl.where(count == 0, float("inf"), tl.where(top != top, float("nan"), lowest))
+
+
+@triton.jit
 def with_tile(
     sums,
     products,
@@ -136,16 +155,11 @@ def with_tile(
     if not FULL:
         logits = tl.where(seen, logits, float("-inf"))
     if STATISTICS and PLAIN:
-        # Multiplication keeps the order, also in how it rounds: the extremes of the logits are those of the products.
-        above, below = factors * product_max, factors * product_min
-        broken = (above != above) | (below != below)
-        top = tl.where(broken, float("nan"), tl.where(factors < 0.0, below, above))
-        lowest = tl.where(broken, float("nan"), tl.where(factors < 0.0, above, below))
-        if not FULL:
-            top = tl.where(count == 0, float("-inf"), top)
-            lowest = tl.where(count == 0, float("inf"), lowest)
+        top = top_of(factors, product_max, product_min, count)
+        of_lowest = lowest_of(factors, product_max, product_min, top, count)
     else:
         top = largest_of_row(logits)
+        of_lowest = lowest
     pivot, deviation, spread = sums[12], sums[6], sums[7]
     if STATISTICS:
         # Where no logit is larger than −∞, or one is no number, all that are hidden are found too: then the first key in reach is
@@ -156,14 +170,14 @@ def with_tile(
         place = tl.maximum(tl.min(tl.where(found, columns[None, :], NOWHERE), 1), first)
         place = place_of_larger(sums[0], sums[9], top, tl.where((count == 0) | (place == NOWHERE), -1, place))
         # Sums about the middle of the tile's logits, which is near enough to their mean that little cancels.
-        middle = tl.where(count == 0, 0.0, 0.5 * top + 0.5 * lowest)
+        middle = tl.where(count == 0, 0.0, 0.5 * top + 0.5 * of_lowest)
         from_pivot = logits - middle[:, None]
         if not FULL:
             from_pivot = tl.where(logits > float("-inf"), from_pivot, 0.0)
         deviation = tl.sum(from_pivot, 1)
         spread = tl.sum(from_pivot * from_pivot, 1)
         # A visible logit of −∞ was taken for hidden, and so was one that is no number.
-        broken = (lowest == float("-inf")) | (lowest != lowest)
+        broken = (of_lowest == float("-inf")) | (of_lowest != of_lowest)
         deviation = tl.where(broken, float("nan"), deviation)
         divisor = tl.maximum(count, 1).to(tl.float32)
         spread = larger(spread - deviation * (deviation / divisor), 0.0)

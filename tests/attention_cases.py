@@ -12,7 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-IMPLEMENTATIONS = ("reference", "blocked", "cpu")
+from attemper.kernels.triton_problem import interpreted
+
+# Triton's interpreter is slow, and is asked for before Triton is imported: tests/kernels/test_triton.py runs a part of the tests in
+# a process of their own, in which there is nothing else.
+INTERPRETED = interpreted()
+IMPLEMENTATIONS = ("triton",) if INTERPRETED else ("reference", "blocked", "cpu")
 every_implementation = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 
 STATISTICS = ("count", "max", "min", "argmax", "mean", "var", "lse", "entropy", "p2", "p3", "product_max", "product_min")

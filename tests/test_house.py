@@ -33,6 +33,7 @@ OPTIONAL = (
     "wandb",
     "trackio",
     "mlflow",
+    "triton",
 )
 
 

@@ -11,6 +11,7 @@ from torch import nn
 import attemper
 from attemper.capture.using import Kept, Replaced, Use
 from attemper.errors import ArgumentError, UnsupportedError
+from attemper.ops import implementations
 from tests.running import run
 
 
@@ -19,7 +20,8 @@ def test_what_is_no_module_is_refused() -> None:
         attemper.use([nn.Linear(2, 2)])  # pyrefly: ignore
 
 
-def test_a_kernel_that_is_not_there_is_refused_at_once() -> None:
+def test_a_kernel_that_is_not_there_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(implementations.KERNELS, "triton", raising=False)
     with pytest.raises(ArgumentError, match=r"impl: got 'fast'; expected one of 'auto', 'reference'"):
         attemper.use(nn.Linear(2, 2), impl="fast")
     with pytest.raises(UnsupportedError, match=r"impl: 'triton' is not available \(.*\); available here: 'reference', 'blocked'"):

@@ -8,9 +8,7 @@ from torch import Tensor
 
 from attemper import attention
 from attemper.errors import UnsupportedError
-from tests.attention_cases import STATISTICS
-
-every_kernel = pytest.mark.parametrize("impl", ["reference", "blocked", "cpu"])
+from tests.attention_cases import STATISTICS, every_implementation
 
 
 def draw(queries: int = 5, keys: int = 7) -> tuple[Tensor, Tensor, Tensor]:
@@ -18,7 +16,7 @@ def draw(queries: int = 5, keys: int = 7) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.randn(1, 2, n, 3, generator=generator).abs() for n in (queries, keys, keys))
 
 
-@every_kernel
+@every_implementation
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_the_last_key_that_a_row_sees_may_be_broken(value: float, softcap: float | None, impl: str) -> None:
@@ -37,7 +35,7 @@ def test_the_last_key_that_a_row_sees_may_be_broken(value: float, softcap: float
     assert torch.isnan(output[..., sees, :]).all() == (math.isnan(value) or softcap is None)
 
 
-@every_kernel
+@every_implementation
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_a_broken_query_spoils_every_figure_of_its_row(softcap: float | None, impl: str) -> None:
     query, key, content = draw()
@@ -51,7 +49,7 @@ def test_a_broken_query_spoils_every_figure_of_its_row(softcap: float | None, im
     assert torch.equal(torch.isnan(output).any(-1), broken)
 
 
-@every_kernel
+@every_implementation
 @pytest.mark.parametrize("queries", [3, 5])
 @pytest.mark.parametrize("place", [1, 131, 598])
 def test_a_row_that_sees_infinity_has_no_mean_wherever_it_stands(place: int, queries: int, impl: str) -> None:
@@ -64,7 +62,7 @@ def test_a_row_that_sees_infinity_has_no_mean_wherever_it_stands(place: int, que
     assert torch.isnan(rows.var).all()
 
 
-@every_kernel
+@every_implementation
 @pytest.mark.parametrize("softcap", [None, 30.0])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 67), (67, 67), (9, 131)])
 @pytest.mark.parametrize("scale", [math.inf, -math.inf, math.nan])
@@ -84,7 +82,7 @@ def test_a_scale_that_is_not_finite_gives_the_logits_of_the_definition(
         torch.testing.assert_close(getattr(found[1], name), getattr(truth[1], name), equal_nan=True, msg=name)
 
 
-@every_kernel
+@every_implementation
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_visible_product_of_minus_infinity_has_no_weight(masked: bool, impl: str) -> None:
     query, key, content = draw()
@@ -107,7 +105,7 @@ def test_a_visible_product_of_minus_infinity_has_no_weight(masked: bool, impl: s
     assert not torch.isfinite(gradient).any()  # 0 · −∞: whoever sees such a key is told
 
 
-@every_kernel
+@every_implementation
 def test_a_mask_far_below_every_logit_has_no_weight(impl: str) -> None:
     # Visible, if barely: −1e38 is above half the most negative float32.
     query, key, content = draw()
@@ -120,7 +118,7 @@ def test_a_mask_far_below_every_logit_has_no_weight(impl: str) -> None:
     assert torch.equal(rows.count, torch.full_like(rows.count, 7))
 
 
-@every_kernel
+@every_implementation
 def test_a_sink_of_infinity_is_no_number(impl: str) -> None:
     output, rows = attention(*draw(), sinks=torch.tensor([math.inf, 0.0]), return_stats=True, impl=impl)
     assert torch.isnan(output[:, 0]).all()
@@ -128,7 +126,7 @@ def test_a_sink_of_infinity_is_no_number(impl: str) -> None:
     assert torch.isnan(rows.p2[:, 0]).all()
 
 
-@every_kernel
+@every_implementation
 def test_the_farthest_window_reaches_as_far_as_it_says(impl: str) -> None:
     far = 2**60
     found = attention(*draw(), window=(far, None), offset=far, impl=impl)
@@ -137,7 +135,7 @@ def test_the_farthest_window_reaches_as_far_as_it_says(impl: str) -> None:
     torch.testing.assert_close(found, attention(*draw(), is_causal=True, impl="reference"))
 
 
-@every_kernel
+@every_implementation
 def test_a_gradient_whose_sign_is_yet_to_be_turned(impl: str) -> None:
     query, key, content = (x.requires_grad_() for x in draw())
     flow = torch.randn(1, 2, 5, 3)

@@ -6,9 +6,9 @@ What it must hold:
 - whatever varies from call to call without changing the code is no part of what a kernel is compiled for.
 """
 
-import importlib.util
 import os
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from typing import Any, NamedTuple
 
 import torch
@@ -52,8 +52,8 @@ class Launch(NamedTuple):
 
 
 def available() -> bool:
-    """Whether Triton is installed; it is not loaded by this."""
-    return importlib.util.find_spec("triton") is not None
+    """Whether Triton is installed; it is looked for where packages are, and not loaded."""
+    return PathFinder.find_spec("triton") is not None
 
 
 def interpreted() -> bool:

@@ -2,8 +2,8 @@
 
 top: the largest logit; total, squares, cubes: Σ e, Σ e², Σ e³ with e = e^(z − top); weighted: Σ e·(z − top); count: of visible
 keys; deviation: Σ (z − pivot); spread: Σ (z − mean)²; lowest: the smallest logit, where it does not follow from the products;
-place: the key with the largest; product_max, product_min; pivot: the mean of the first keys that were seen, rounded. Where `top`
-is −∞ it counts as 0 in the differences.
+place: the key with the largest; product_max, product_min; pivot: the mean of some of the keys, rounded. Where `top` is −∞ it
+counts as 0 in the differences.
 """
 
 # ruff: noqa: RUF005 -- Triton knows no stars in a tuple
@@ -69,11 +69,13 @@ def added(a, b, STATISTICS: tl.constexpr):
     top, total, weighted, squares, cubes, count, deviation, spread, lowest, place, product_max, product_min, pivot = a
     if STATISTICS:
         count_a, count_b = count.to(tl.float32), b[5].to(tl.float32)
-        pivot = tl.where(count == 0, b[12], pivot)
-        moved = tl.where(b[5] == 0, 0.0, b[6] + count_b * (b[12] - pivot))
-        between = moved / tl.maximum(count_b, 1.0) - deviation / tl.maximum(count_a, 1.0)
+        # About the pivot of the larger part: what the smaller one is moved by is rounded, and it may be a single key far off.
+        old, pivot = pivot, tl.where(b[5] > count, b[12], pivot)
+        deviation = tl.where(count == 0, 0.0, deviation + count_a * (old - pivot))
+        other = tl.where(b[5] == 0, 0.0, b[6] + count_b * (b[12] - pivot))
+        between = other / tl.maximum(count_b, 1.0) - deviation / tl.maximum(count_a, 1.0)
         spread = spread + b[7] + count_a * (count_b / tl.maximum(count_a + count_b, 1.0)) * between * between
-        deviation = deviation + moved
+        deviation = deviation + other
         weighted, squares, cubes = weighted + b[2], squares + b[3], cubes + b[4]
         count = count + b[5]
         lowest = smaller(lowest, b[8])

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from attemper.kernels.triton_problem import interpreted
 
-# Triton's interpreter is slow, and is asked for before Triton is imported: tests/kernels/test_triton.py runs a part of the tests in
-# a process of their own, in which there is nothing else.
+# Triton's interpreter is slow, and is asked for before Triton is imported: tests/kernels/test_triton.py runs a part of the tests
+# in a process of their own, in which there is nothing else.
 INTERPRETED = interpreted()
 IMPLEMENTATIONS = ("triton",) if INTERPRETED else ("reference", "blocked", "cpu")
 every_implementation = pytest.mark.parametrize("impl", IMPLEMENTATIONS)

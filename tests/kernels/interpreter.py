@@ -1,7 +1,7 @@
 """A plugin of pytest for a process in which Triton interprets its kernels: what makes that bearable.
 
-At every call within a kernel the interpreter gives Triton's language its own meaning anew, which takes most of its time. Here once
-for each module does: nothing else runs in this process.
+At every call within a kernel the interpreter gives Triton's language its own meaning anew, which takes most of its time. Here
+once for each module does: nothing else runs in this process.
 """
 
 from typing import Any

@@ -32,19 +32,20 @@ _MENDING = Blocks(32, 32, 8, 1)
 
 
 def blocks_of(dtype: torch.dtype, width: int, rows: int, *, statistics: bool) -> Blocks:
-    """The tile for a width of head, the larger of the two in memory on the device, and so many rows.
+    """The tile for a width of head, the larger of query's and value's, and so many rows.
 
     No kernel in 16 bits up to a width of 128 may keep registers in memory, see docs/kernels-triton.md. As many rows as the width
     at least: otherwise Triton deals the keys of a tile to the warps, and every sum over a row has to cross them.
     """
     if rows <= _FEW_ROWS:
-        return Blocks(16, 64 if width <= 64 else 32, 4, 2)
+        return Blocks(16, 64 if width <= 128 else 32, 4, 2)
     if dtype == torch.float32:
         return Blocks(32, 32, 4, 1)
     if width <= 64:
         return Blocks(64, 32 if statistics else 64, 4, 2)
     if width <= 128:
-        return Blocks(128, 32, 8, 2)
+        # Where memory on the device is wider than the head, telling which part is there takes registers too.
+        return Blocks(128, 16 if statistics and width < 128 else 32, 8, 2)
     return Blocks(64, 32, 8, 1)
 
 
@@ -77,7 +78,7 @@ def launches(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: 
     groups = given["groups"]
     packed = groups > 1 and queries <= _FEW_ROWS
     heads_apart, rows_of_program = (heads // groups, groups * queries) if packed else (heads, queries)
-    width = max(given["BLOCK_D"], given["BLOCK_V"])
+    width = max(given["WIDTH"], given["VALUE_WIDTH"])
     cut = blocks_of(query.dtype, width, rows_of_program, statistics=statistics)
     blocks = -(-rows_of_program // cut.rows)
     programs = batch * heads_apart * blocks

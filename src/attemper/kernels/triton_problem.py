@@ -109,7 +109,8 @@ def arguments(inputs: Inputs, rules: Rules) -> dict[str, Any]:
     low, high = _positions(rules, queries, keys)
     threshold = round(rules.dropout_p * 2**32)
     nothing_kept = threshold >= 2**32
-    floats = mask is not None and mask.dtype != torch.bool
+    mask_dtype = torch.bool if mask is None else mask.dtype
+    floats = mask_dtype != torch.bool
     softcap = rules.softcap
     # So large a cap changes no logit that float32 could tell, and its inverse would be no normal number.
     capped = softcap is not None and softcap < 2.0**125
@@ -135,7 +136,7 @@ def arguments(inputs: Inputs, rules: Rules) -> dict[str, Any]:
         "high": high,
         "softcap": softcap if capped else 1.0,
         "inverse_softcap": 1.0 / softcap if capped else 1.0,
-        "mask_limit": invisible_below(mask.dtype, torch.float32) if floats else 0.0,
+        "mask_limit": invisible_below(mask_dtype, torch.float32) if floats else 0.0,
         "seed_low": _signed(rules.seed),
         "seed_high": _signed(rules.seed >> 32),
         "threshold": _signed(0 if nothing_kept else threshold),

@@ -76,7 +76,7 @@ class Forward(NamedTuple):
     """What a kernel's forward pass returns. No two of these share memory.
 
     output: [batch, heads, queries, d_v] in the input's dtype (None without values); lse, entropy: [batch, heads, queries];
-    rest: [10, batch, heads, queries], see `RowStats.rest`, or None where statistics were not asked for.
+    rest: [10, batch, heads, queries], see `RowStats.rest`, or None where statistics were not asked for; entropy may then be NaN.
     What the backward pass wants to see again, None where there will be none: figures: [FIGURES of the kernel, batch, heads,
     queries] in the compute dtype, None too where it wants none; unrounded: the output in the compute dtype, None too where that
     is its dtype.

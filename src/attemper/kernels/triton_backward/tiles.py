@@ -1,0 +1,79 @@
+"""A tile of weights again, and what flows through it: from the gradient of the weights to that of the logits and the products.
+
+What it must hold:
+- the logits are formed as the forward pass forms them, and the maximum goes before anything is multiplied in;
+- terms of rows come in a shape that broadcasts to the tile: [rows, 1] where it is [rows, keys], [1, rows] where it is [keys, rows].
+"""
+
+import triton
+import triton.language as tl
+
+from attemper.kernels.triton_common import NO_MASK, in_reach, kept, masked, offsets_of, tanh
+
+
+@triton.jit
+def load_terms(scale, figures, entropy, constant, d_entropy, batch, head, row, inside, plane, figure_stride, queries,
+               scale_batch, scale_head, scale_row):  # fmt: skip
+    """What the tiles of a block want of its rows, [rows] each: factor, shift, peak, surprise, constant, d_entropy.
+
+    The weight of a key is e^(z − shift) · peak, and ln p + H is (z − shift) + surprise: the two large parts of a logarithm never
+    meet. Rows that are not `inside` weigh nothing. d_entropy is 0 where there is none.
+    """
+    places = plane * queries + row
+    factor = tl.load(scale + offsets_of(batch, head, row, scale_batch, scale_head, scale_row), mask=inside, other=0.0)
+    shift = tl.load(figures + places, mask=inside, other=0.0)
+    log_total = tl.load(figures + figure_stride + places, mask=inside, other=0.0)
+    peak = tl.where(inside, tl.exp(-log_total), 0.0)
+    of_constant = tl.load(constant + places, mask=inside, other=0.0)
+    if d_entropy is not None:
+        surprise = tl.load(entropy + places, mask=inside, other=0.0) - log_total
+        of_entropy = tl.load(d_entropy + places, mask=inside, other=0.0)
+    else:
+        surprise = shift * 0.0
+        of_entropy = surprise
+    return factor, shift, peak, surprise, of_constant, of_entropy
+
+
+@triton.jit
+def bias_and_seen(first, end, columns, mask, mask_offsets, mask_column, mask_limit, LEFT: tl.constexpr, MASK: tl.constexpr):
+    """(what the mask adds to the logits, who is visible), [rows, keys]."""
+    seen = in_reach(columns, first, end, LEFT)
+    bias = tl.zeros(seen.shape, tl.float32)
+    return masked(bias, seen, mask, mask_offsets, columns, mask_column, mask_limit, MASK)
+
+
+@triton.jit
+def weights_again(products, factor, shift, peak, softcap, inverse_softcap, bias, SOFTCAP: tl.constexpr):
+    """(weights before dropout, z − shift, slope of the logit as a function of factor · product); bias is None where there is none."""
+    logits = products * factor
+    slope = 1.0
+    if SOFTCAP:
+        bent = tanh(logits * inverse_softcap)
+        logits = softcap * bent
+        slope = (1.0 - bent) * (1.0 + bent)
+    if bias is not None:
+        logits += bias
+    shifted = logits - shift
+    return tl.exp(shifted) * peak, shifted, slope
+
+
+@triton.jit
+def logit_gradients(weights, shifted, into, constant, d_entropy, surprise, ENTROPY: tl.constexpr):
+    """dz = p·(dp + constant − g·(ln p + H)); `into` is dp, dropout applied."""
+    into += constant
+    if ENTROPY:
+        # Without weight nothing flows, though ln p is −∞.
+        into -= d_entropy * tl.where(weights == 0.0, 0.0, shifted + surprise)
+    return weights * into
+
+
+@triton.jit
+def broken(values):
+    """[rows] of [rows, width]: NaN where a row holds something that is not finite, else 0."""
+    return tl.sum((values * 0.0).to(tl.float32), 1)
+
+
+@triton.jit
+def cleaned(values):
+    """The values with 0 for what is not finite."""
+    return tl.where(values - values == 0.0, values, 0.0)

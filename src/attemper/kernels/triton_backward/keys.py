@@ -11,7 +11,7 @@ from attemper.kernels.triton_backward.tiles import (
     logit_gradients,
     weights_again,
 )
-from attemper.kernels.triton_common import NO_MASK, end_of_keys, first_key, kept, load_rows, offsets_of, product, store_rows
+from attemper.kernels.triton_common import FLOAT_MASK, NO_MASK, end_of_keys, first_key, kept, load_rows, offsets_of, product, store_rows
 from attemper.kernels.triton_problem import UNSPECIALIZED
 
 
@@ -110,15 +110,18 @@ def _add_tile(
     # [rows, BLOCK_D]
     q = load_rows(query, offsets_of(batch, head, row, query_batch, query_head, query_row), query_column, inside, WIDTH, BLOCK_D)
     products = product(k, tl.trans(q))
-    bias = None
+    BIASED: tl.constexpr = MASK == FLOAT_MASK and not WHOLE
+    bias = 0.0
     if not WHOLE:
         first = first_key(row, row_step, low, LEFT)
         end = tl.where(inside, end_of_keys(row, row_step, high, keys, RIGHT), 0)
         mask_offsets = offsets_of(batch, head, row, mask_batch, mask_head, mask_row)
         bias, seen = bias_and_seen(first, end, columns, mask, mask_offsets, mask_column, mask_limit, LEFT, MASK)
-        bias, seen = tl.trans(bias), tl.trans(seen)
+        seen = tl.trans(seen)
+        if BIASED:
+            bias = tl.trans(bias)
     weights, shifted, slope = weights_again(
-        products, factor[None, :], shift[None, :], peak[None, :], softcap, inverse_softcap, bias, SOFTCAP
+        products, factor[None, :], shift[None, :], peak[None, :], softcap, inverse_softcap, bias, SOFTCAP, BIASED
     )
     into = tl.zeros(products.shape, tl.float32)
     if d_output is not None:

@@ -72,7 +72,7 @@ def mask_gradients(
                     products = product(q, tl.trans(k))
                     bias, seen = bias_and_seen(first, end, columns, mask, mask_offsets, mask_column, mask_limit, LEFT, MASK)
                     weights, shifted, _ = weights_again(
-                        products, factor[:, None], shift[:, None], peak[:, None], softcap, inverse_softcap, bias, SOFTCAP
+                        products, factor[:, None], shift[:, None], peak[:, None], softcap, inverse_softcap, bias, SOFTCAP, True
                     )
                     into = tl.zeros(products.shape, tl.float32)
                     if d_output is not None:

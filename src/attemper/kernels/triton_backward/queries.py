@@ -11,7 +11,7 @@ from attemper.kernels.triton_backward.tiles import (
     logit_gradients,
     weights_again,
 )
-from attemper.kernels.triton_common import NO_MASK, end_of_keys, first_key, kept, load_rows, offsets_of, product, store_rows
+from attemper.kernels.triton_common import FLOAT_MASK, NO_MASK, end_of_keys, first_key, kept, load_rows, offsets_of, product, store_rows
 from attemper.kernels.triton_problem import UNSPECIALIZED
 
 
@@ -111,11 +111,12 @@ def _add_tile(
     # [keys, BLOCK_D]
     k = load_rows(key, key_offset + columns.to(tl.int64) * key_row, key_column, columns < keys, WIDTH, BLOCK_D)
     products = product(q, tl.trans(k))
-    bias = None
+    BIASED: tl.constexpr = MASK == FLOAT_MASK and not WHOLE
+    bias = 0.0
     if not WHOLE:
         bias, seen = bias_and_seen(first, end, columns, mask, mask_offsets, mask_column, mask_limit, LEFT, MASK)
     weights, shifted, slope = weights_again(
-        products, factor[:, None], shift[:, None], peak[:, None], softcap, inverse_softcap, bias, SOFTCAP
+        products, factor[:, None], shift[:, None], peak[:, None], softcap, inverse_softcap, bias, SOFTCAP, BIASED
     )
     into = tl.zeros(products.shape, tl.float32)
     if FLOWS:

@@ -8,7 +8,7 @@ What it must hold:
 import triton
 import triton.language as tl
 
-from attemper.kernels.triton_common import NO_MASK, in_reach, kept, masked, offsets_of, tanh
+from attemper.kernels.triton_common import NO_MASK, in_reach, masked, offsets_of, tanh
 
 
 @triton.jit
@@ -26,7 +26,9 @@ def load_terms(scale, figures, entropy, constant, d_entropy, batch, head, row, i
     peak = tl.where(inside, tl.exp(-log_total), 0.0)
     of_constant = tl.load(constant + places, mask=inside, other=0.0)
     if d_entropy is not None:
-        surprise = tl.load(entropy + places, mask=inside, other=0.0) - log_total
+        # The forward pass without statistics has no entropy to tell, and the gradient that flows into it is then nought.
+        of_rows = tl.load(entropy + places, mask=inside, other=0.0)
+        surprise = tl.where(of_rows == of_rows, of_rows, 0.0) - log_total
         of_entropy = tl.load(d_entropy + places, mask=inside, other=0.0)
     else:
         surprise = shift * 0.0
@@ -36,22 +38,24 @@ def load_terms(scale, figures, entropy, constant, d_entropy, batch, head, row, i
 
 @triton.jit
 def bias_and_seen(first, end, columns, mask, mask_offsets, mask_column, mask_limit, LEFT: tl.constexpr, MASK: tl.constexpr):
-    """(what the mask adds to the logits, who is visible), [rows, keys]."""
+    """(what a float mask adds to the logits, of no meaning without one; who is visible), [rows, keys]."""
     seen = in_reach(columns, first, end, LEFT)
-    bias = tl.zeros(seen.shape, tl.float32)
-    return masked(bias, seen, mask, mask_offsets, columns, mask_column, mask_limit, MASK)
+    bias = tl.zeros((1, 1), tl.float32)
+    if MASK != NO_MASK:
+        bias, seen = masked(bias, seen, mask, mask_offsets, columns, mask_column, mask_limit, MASK)
+    return bias, seen
 
 
 @triton.jit
-def weights_again(products, factor, shift, peak, softcap, inverse_softcap, bias, SOFTCAP: tl.constexpr):
-    """(weights before dropout, z − shift, slope of the logit as a function of factor · product); bias is None where there is none."""
+def weights_again(products, factor, shift, peak, softcap, inverse_softcap, bias, SOFTCAP: tl.constexpr, BIASED: tl.constexpr):
+    """(weights before dropout, z − shift, slope of the logit as a function of factor · product)"""
     logits = products * factor
     slope = 1.0
     if SOFTCAP:
         bent = tanh(logits * inverse_softcap)
         logits = softcap * bent
         slope = (1.0 - bent) * (1.0 + bent)
-    if bias is not None:
+    if BIASED:
         logits += bias
     shifted = logits - shift
     return tl.exp(shifted) * peak, shifted, slope

@@ -1,8 +1,10 @@
 """How each kernel is cut and compiled: a fixed table by width and dtype, so that results do not depend on what was timed."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+
+from attemper.kernels.triton_problem import NO_MASK
 
 
 class Configuration(NamedTuple):
@@ -14,25 +16,34 @@ class Configuration(NamedTuple):
     stages: int
 
 
-# By the wider of the two widths of a head, padded to a power of two: the first entry that is wide enough serves.
+# By the width of a head, padded to a power of two: the first entry that is wide enough serves. Where a call has more than one of
+# the options that want registers, the second table does.
 _SIXTEEN_BIT = {
-    "query_gradients": {64: Configuration(64, 64, 4, 2), 128: Configuration(64, 32, 4, 2), 256: Configuration(64, 32, 8, 1)},
+    "query_gradients": {64: Configuration(64, 64, 4, 2), 128: Configuration(64, 64, 8, 2), 256: Configuration(32, 32, 8, 1)},
     "key_gradients": {64: Configuration(32, 64, 4, 2), 128: Configuration(32, 64, 8, 2), 256: Configuration(32, 32, 8, 1)},
-    "mask_gradients": {64: Configuration(32, 32, 4, 2), 128: Configuration(32, 32, 4, 1), 256: Configuration(32, 32, 8, 1)},
+    "mask_gradients": {128: Configuration(32, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
+}
+_SIXTEEN_BIT_WITH_OPTIONS = {
+    "query_gradients": {128: Configuration(32, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
+    "key_gradients": {128: Configuration(32, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
+    "mask_gradients": {128: Configuration(32, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
 }
 _FLOAT32 = {
     "query_gradients": {64: Configuration(32, 32, 4, 1), 128: Configuration(32, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
     "key_gradients": {64: Configuration(32, 32, 4, 1), 128: Configuration(32, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
-    "mask_gradients": {64: Configuration(32, 32, 4, 1), 128: Configuration(32, 32, 4, 1), 256: Configuration(16, 16, 4, 1)},
+    "mask_gradients": {128: Configuration(32, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
 }
 ROWS_OF_CONSTANTS = 32
 
 
-def configuration(kernel: str, width: int, dtype: torch.dtype) -> Configuration:
+def configuration(kernel: str, arguments: dict[str, Any], dtype: torch.dtype) -> Configuration:
     """How a kernel is cut and compiled.
 
     Args:
-        kernel: "query_gradients", "key_gradients" or "mask_gradients"; width: the wider of BLOCK_D and BLOCK_V.
+        kernel: "query_gradients", "key_gradients" or "mask_gradients"; arguments: what it is given, by name; dtype: of the query.
     """
-    table = (_FLOAT32 if dtype == torch.float32 else _SIXTEEN_BIT)[kernel]
+    options = (arguments["MASK"] != NO_MASK, arguments["DROPOUT"], arguments["SOFTCAP"], arguments["d_entropy"] is not None)
+    sixteen = _SIXTEEN_BIT_WITH_OPTIONS if sum(options) > 1 or arguments["CAREFUL"] else _SIXTEEN_BIT
+    table = (_FLOAT32 if dtype == torch.float32 else sixteen)[kernel]
+    width = max(arguments["BLOCK_D"], arguments["BLOCK_V"])
     return table[min(each for each in table if each >= width)]

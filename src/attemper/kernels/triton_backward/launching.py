@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Upstream
 from attemper.kernels.triton_backward.configurations import ROWS_OF_CONSTANTS, configuration
-from attemper.kernels.triton_problem import Launch, arguments
+from attemper.kernels.triton_problem import NO_MASK, Launch, arguments
 
 # Weights below 2^-14 lose digits in float16: between the softmax and the product with what flows in they are so much larger.
 _LIFT = 1024.0
@@ -82,8 +82,11 @@ class _Shared:
             "d_lse": self.d_lse,
             "d_entropy": self.d_entropy,
             "figure_stride": result.lse.numel(),
+            "CAREFUL": False,
             **dict(zip(("flow_batch", "flow_head", "flow_row", "flow_column"), flow, strict=True)),
         }
+
+        self.hides = self.arguments["LEFT"] or self.arguments["RIGHT"] or self.arguments["MASK"] != NO_MASK
 
     def find_constants(self) -> None:
         """g_lse − Σ o·do of each row."""
@@ -99,6 +102,8 @@ class _Shared:
 
         own = {"d_query": d_query, "sums": sums, "SUMS": 0 if sums is None else len(sums)}
         self._launch_tiles(query_gradients, own, lambda m, _: self._row_blocks(m))
+        if d_query is not None and self.hides:
+            self._launch_tiles(query_gradients, {**own, "SUMS": 0, "CAREFUL": True}, lambda m, _: self._row_blocks(m))
 
     def launch_keys(self, d_key: Tensor | None, d_value: Tensor | None) -> None:
         """The gradients of the keys and values."""
@@ -111,7 +116,9 @@ class _Shared:
         lifts = key.dtype == torch.float16 and self.arguments["keep_factor"] <= _MOST_LIFTED
         own = {"d_key": d_key, "d_value": d_value, "LIFT": _LIFT if lifts else 1.0}
         if d_key is not None or d_value is not None:
-            self._launch_tiles(key_gradients, own, lambda _, n: key.shape[0] * key.shape[1] * _blocks(key.shape[2], n))
+            for careful in (False, True) if self.hides else (False,):
+                own["CAREFUL"] = careful
+                self._launch_tiles(key_gradients, own, lambda _, n: key.shape[0] * key.shape[1] * _blocks(key.shape[2], n))
 
     def launch_mask(self, d_mask: Tensor) -> None:
         """The gradient of a float mask."""
@@ -150,8 +157,7 @@ class _Shared:
         return batch * heads * _blocks(queries, size)
 
     def _launch_tiles(self, kernel: Any, own: dict[str, Any], programs: Any) -> None:
-        width = max(self.arguments["BLOCK_D"], self.arguments["BLOCK_V"])
-        rows, keys, warps, stages = configuration(kernel.fn.__name__, width, self.inputs.query.dtype)
+        rows, keys, warps, stages = configuration(kernel.fn.__name__, {**self.arguments, **own}, self.inputs.query.dtype)
         own = {**own, "BLOCK_M": rows, "BLOCK_N": keys}
         self._launch(kernel, programs(rows, keys), own, {"num_warps": warps, "num_stages": stages})
 

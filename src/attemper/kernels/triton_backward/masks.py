@@ -46,8 +46,9 @@ def mask_gradients(
 
     gradient = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     lost = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for batch in range(first_batch, end_batch):
-        for head in range(first_head, end_head):
+    for batch_number in range(first_batch, end_batch):
+        for head_number in range(first_head, end_head):
+            batch, head = mask_of_batch * 0 + batch_number, mask_of_head * 0 + head_number
             plane = batch.to(tl.int64) * heads + head
             for from_row in range(start_row, end_row, BLOCK_M):
                 row = from_row + tl.arange(0, BLOCK_M)

@@ -81,3 +81,9 @@ def broken(values):
 def cleaned(values):
     """The values with 0 for what is not finite."""
     return tl.where(values - values == 0.0, values, 0.0)
+
+
+@triton.jit
+def holds_nan(values):
+    """Bool [rows] of [rows, width]."""
+    return tl.max((values != values).to(tl.int32), 1) > 0

@@ -21,8 +21,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from attemper.kernels import triton_forward
-from attemper.kernels.spec import Inputs, Rules
+from attemper.kernels import triton_backward, triton_forward
+from attemper.kernels.spec import Inputs, Needs, Rules, Upstream
 from attemper.kernels.triton_problem import Launch
 from benchmarks.report import Report, around_markers
 
@@ -118,8 +118,21 @@ def forward_launches(dtype: torch.dtype, width: int, variant: Variant) -> list[L
     return triton_forward.launches(inputs, rules, statistics=variant.statistics, differentiable=True)[1]
 
 
+def backward_launches(dtype: torch.dtype, width: int, variant: Variant) -> list[Launch]:
+    """The calls of the backward pass of such a call: with statistics, gradients flow into them too, and a scale has one."""
+    inputs, rules = problem(dtype, width, variant)
+    result, _ = triton_forward.launches(inputs, rules, statistics=variant.statistics, differentiable=True)
+    statistics, everything = variant.statistics, variant.everything
+    upstream = Upstream(result.output, *((result.lse, result.entropy) if statistics else (None, None)))
+    needs = Needs(query=True, key=True, value=True, mask=everything, scale=statistics, sinks=everything)
+    return triton_backward.launches(inputs, rules, result, upstream, needs)
+
+
 # By direction, the calls to compile.
-DIRECTIONS: dict[str, Callable[[torch.dtype, int, Variant], list[Launch]]] = {"forward": forward_launches}
+DIRECTIONS: dict[str, Callable[[torch.dtype, int, Variant], list[Launch]]] = {
+    "forward": forward_launches,
+    "backward": backward_launches,
+}
 
 
 def compile_ahead(launch: Launch, target: int) -> Any:

@@ -7,6 +7,6 @@ What it must hold:
 - what is not finite reaches only rows and keys that see it.
 """
 
-from attemper.kernels.triton_backward.launching import backward
+from attemper.kernels.triton_backward.launching import backward, launches
 
-__all__ = ["backward"]
+__all__ = ["backward", "launches"]

@@ -28,8 +28,8 @@ def mask_gradients(
     row_parts = tl.cdiv(mask_queries, BLOCK_M)
     start_key = tl.program_id(0) % key_parts * BLOCK_N
     start_row = tl.program_id(0) // key_parts % row_parts * BLOCK_M
-    plane = tl.program_id(0) // key_parts // row_parts
-    mask_of_batch, mask_of_head = plane // mask_heads, plane % mask_heads
+    mask_plane = tl.program_id(0) // key_parts // row_parts
+    mask_of_batch, mask_of_head = mask_plane // mask_heads, mask_plane % mask_heads
 
     # What the tile serves; where the mask has one number for many, all of them.
     first_batch, end_batch = mask_of_batch, mask_of_batch + 1
@@ -100,7 +100,6 @@ def mask_gradients(
         gradient = tl.sum(gradient, 0)[None, :] + tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if mask_keys == 1:
         gradient = tl.sum(gradient, 1)[:, None] + tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    plane = mask_of_batch.to(tl.int64) * mask_heads + mask_of_head
-    places = (plane * mask_queries + rows.to(tl.int64)[:, None]) * mask_keys + columns[None, :]
+    places = (mask_plane.to(tl.int64) * mask_queries + rows.to(tl.int64)[:, None]) * mask_keys + columns[None, :]
     served = (rows < mask_queries)[:, None] & (columns < mask_keys)[None, :]
     tl.store(d_mask + places, gradient.to(d_mask.dtype.element_ty), mask=served)

@@ -28,6 +28,10 @@ _SIXTEEN_BIT_WITH_OPTIONS = {
     "key_gradients": {128: Configuration(32, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
     "mask_gradients": {128: Configuration(32, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
 }
+_CAREFUL = {
+    "query_gradients": {256: Configuration(16, 32, 8, 1)},
+    "key_gradients": {256: Configuration(16, 16, 8, 1)},
+}
 _FLOAT32 = {
     "query_gradients": {64: Configuration(32, 32, 4, 1), 128: Configuration(32, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
     "key_gradients": {64: Configuration(32, 32, 4, 1), 128: Configuration(32, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
@@ -43,7 +47,7 @@ def configuration(kernel: str, arguments: dict[str, Any], dtype: torch.dtype) ->
         kernel: "query_gradients", "key_gradients" or "mask_gradients"; arguments: what it is given, by name; dtype: of the query.
     """
     options = (arguments["MASK"] != NO_MASK, arguments["DROPOUT"], arguments["SOFTCAP"], arguments["d_entropy"] is not None)
-    sixteen = _SIXTEEN_BIT_WITH_OPTIONS if sum(options) > 1 or arguments["CAREFUL"] else _SIXTEEN_BIT
-    table = (_FLOAT32 if dtype == torch.float32 else sixteen)[kernel]
+    sixteen = _SIXTEEN_BIT_WITH_OPTIONS if sum(options) > 1 else _SIXTEEN_BIT
+    table = (_CAREFUL if arguments["CAREFUL"] else _FLOAT32 if dtype == torch.float32 else sixteen)[kernel]
     width = max(arguments["BLOCK_D"], arguments["BLOCK_V"])
     return table[min(each for each in table if each >= width)]

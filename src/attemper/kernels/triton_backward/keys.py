@@ -5,14 +5,24 @@ import triton.language as tl
 
 from attemper.kernels.triton_backward.tiles import (
     bias_and_seen,
-    broken,
     cleaned,
     holds_nan,
     load_terms,
     logit_gradients,
+    spoilt,
     weights_again,
 )
-from attemper.kernels.triton_common import FLOAT_MASK, NO_MASK, end_of_keys, first_key, kept, load_rows, offsets_of, product, store_rows
+from attemper.kernels.triton_common import (
+    FLOAT_MASK,
+    NO_MASK,
+    end_of_keys,
+    first_key,
+    kept,
+    load_rows,
+    offsets_of,
+    product,
+    store_rows,
+)
 from attemper.kernels.triton_problem import UNSPECIALIZED
 
 
@@ -89,7 +99,15 @@ def key_gradients(
                 bias, seen = bias_and_seen(first, end, columns, mask, mask_offsets, mask_column, mask_limit, LEFT, MASK)
                 bias, seen = tl.trans(bias), tl.trans(seen)
             weights, shifted, slope = weights_again(
-                products, factor[None, :], shift[None, :], peak[None, :], softcap, inverse_softcap, bias, SOFTCAP, MASK == FLOAT_MASK
+                products,
+                factor[None, :],
+                shift[None, :],
+                peak[None, :],
+                softcap,
+                inverse_softcap,
+                bias,
+                SOFTCAP,
+                MASK == FLOAT_MASK,
             )
             into = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
             if d_output is not None:
@@ -107,7 +125,7 @@ def key_gradients(
                         passed = tl.where(seen, passed, 0.0)
                     if CAREFUL:
                         # 0 · NaN is NaN: what is not finite reaches only keys that are seen by its row.
-                        passed += tl.where(seen, broken(flow)[None, :], 0.0)
+                        value_gradient += spoilt(seen, flow)
                         flow = cleaned(flow)
                     value_gradient += product(passed.to(flow.dtype), flow)
             if d_key is not None:
@@ -118,7 +136,7 @@ def key_gradients(
                 if HIDES:
                     d_products = tl.where(seen, d_products, 0.0)
                 if CAREFUL:
-                    d_products += tl.where(seen, broken(q)[None, :], 0.0)
+                    key_gradient += spoilt(seen, q)
                     q = cleaned(q)
                 key_gradient += product(d_products.to(q.dtype), q)
 

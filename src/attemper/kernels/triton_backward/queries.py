@@ -5,11 +5,11 @@ import triton.language as tl
 
 from attemper.kernels.triton_backward.tiles import (
     bias_and_seen,
-    broken,
     cleaned,
     holds_nan,
     load_terms,
     logit_gradients,
+    spoilt,
     weights_again,
 )
 from attemper.kernels.triton_common import FLOAT_MASK, end_of_keys, first_key, kept, load_rows, offsets_of, product, store_rows
@@ -100,7 +100,7 @@ def query_gradients(
             d_products = d_logits * factor[:, None]
             if CAREFUL:
                 # 0 · NaN is NaN: what is not finite reaches only rows that see it.
-                d_products += tl.where(seen, broken(k)[None, :], 0.0)
+                gradient += spoilt(seen, k)
                 k = cleaned(k)
             gradient += product(d_products.to(k.dtype), k)
 

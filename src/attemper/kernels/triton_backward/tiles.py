@@ -8,7 +8,7 @@ What it must hold:
 import triton
 import triton.language as tl
 
-from attemper.kernels.triton_common import NO_MASK, in_reach, masked, offsets_of, tanh
+from attemper.kernels.triton_common import NO_MASK, in_reach, masked, offsets_of, product, tanh
 
 
 @triton.jit
@@ -72,15 +72,16 @@ def logit_gradients(weights, shifted, into, constant, d_entropy, surprise, ENTRO
 
 
 @triton.jit
-def broken(values):
-    """[rows] of [rows, width]: NaN where a row holds something that is not finite, else 0."""
-    return tl.sum((values * 0.0).to(tl.float32), 1)
+def spoilt(seen, values):
+    """[m, width] of [m, n] and [n, width]: NaN where something that is not finite is seen, else 0."""
+    broken = tl.where(values - values == 0.0, 0.0, 1.0).to(values.dtype)
+    return tl.where(product(seen.to(values.dtype), broken) > 0.0, float("nan"), 0.0)
 
 
 @triton.jit
 def cleaned(values):
     """The values with 0 for what is not finite."""
-    return tl.where(values - values == 0.0, values, 0.0)
+    return tl.where(values - values == 0.0, values, 0.0).to(values.dtype)
 
 
 @triton.jit

@@ -54,7 +54,7 @@ def key_gradients(
     here = columns < keys
     last = tl.minimum(start + BLOCK_N, keys) - 1
 
-    # [keys, BLOCK_D], [keys, BLOCK_V]
+    # The keys and values of the block: [keys, BLOCK_D], [keys, BLOCK_V].
     k = load_rows(key, offsets_of(batch, kv_head, columns, key_batch, key_head, key_row), key_column, here, WIDTH, BLOCK_D)
     if d_output is not None:
         value_offsets = offsets_of(batch, kv_head, columns, value_batch, value_head, value_row)
@@ -78,7 +78,7 @@ def key_gradients(
     key_gradient = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     value_gradient = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
     # Tiles are [keys, rows], so that the weights are the left factor of both sums as they are.
-    for member in range(0, groups):
+    for member in range(groups):
         head = kv_head * groups + member
         for start_row in range(begin, stop, BLOCK_M):
             row = start_row + tl.arange(0, BLOCK_M)
@@ -87,7 +87,7 @@ def key_gradients(
                 scale, figures, entropy, constant, d_entropy, batch, head, row, inside, batch.to(tl.int64) * heads + head,
                 figure_stride, queries, scale_batch, scale_head, scale_row,
             )  # fmt: skip
-            # [rows, BLOCK_D]
+            # The queries of the tile: [rows, BLOCK_D].
             query_offsets = offsets_of(batch, head, row, query_batch, query_head, query_row)
             q = load_rows(query, query_offsets, query_column, inside, WIDTH, BLOCK_D)
             products = product(k, tl.trans(q))
@@ -111,7 +111,7 @@ def key_gradients(
             )
             into = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
             if d_output is not None:
-                # [rows, BLOCK_V]
+                # What flows into them: [rows, BLOCK_V].
                 flow_offsets = offsets_of(batch, head, row, flow_batch, flow_head, flow_row)
                 flow = load_rows(d_output, flow_offsets, flow_column, inside, VALUE_WIDTH, BLOCK_V)
                 into = product(v, tl.trans(flow))

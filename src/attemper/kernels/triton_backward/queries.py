@@ -42,7 +42,7 @@ def query_gradients(
     inside = row < queries
     last_row = tl.minimum(start_row + BLOCK_M, queries) - 1
 
-    # [rows, BLOCK_D], [rows, BLOCK_V]
+    # The queries of the block, and what flows in: [rows, BLOCK_D], [rows, BLOCK_V].
     q = load_rows(query, offsets_of(batch, head, row, query_batch, query_head, query_row), query_column, inside, WIDTH, BLOCK_D)
     if d_output is not None:
         flow_offsets = offsets_of(batch, head, row, flow_batch, flow_head, flow_row)
@@ -73,7 +73,7 @@ def query_gradients(
     swinging = tl.zeros([BLOCK_M], tl.float32)
     for start in range(begin, stop, BLOCK_N):
         columns = start + tl.arange(0, BLOCK_N)
-        # [keys, BLOCK_D]
+        # The keys of the tile: [keys, BLOCK_D].
         k = load_rows(key, columns.to(tl.int64) * key_row, key_column, columns < keys, WIDTH, BLOCK_D)
         products = product(q, tl.trans(k))
         bias, seen = bias_and_seen(first, end, columns, mask, mask_offsets, mask_column, mask_limit, LEFT, MASK)
@@ -82,7 +82,7 @@ def query_gradients(
         )
         into = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         if d_output is not None:
-            # [keys, BLOCK_V]
+            # Their values: [keys, BLOCK_V].
             v = load_rows(value, columns.to(tl.int64) * value_row, value_column, columns < keys, VALUE_WIDTH, BLOCK_V)
             into = product(flow, tl.trans(v))
             if DROPOUT:

@@ -2,7 +2,7 @@
 
 What it must hold:
 - the logits are formed as the forward pass forms them, and the maximum goes before anything is multiplied in;
-- terms of rows come in a shape that broadcasts to the tile: [rows, 1] where it is [rows, keys], [1, rows] where it is [keys, rows].
+- terms of rows come in a shape that broadcasts to the tile: [rows, 1] for one of [rows, keys], [1, rows] for one of [keys, rows].
 """
 
 import triton

@@ -42,7 +42,9 @@ class _Triton:
         return triton_forward.forward(inputs, rules, statistics=statistics, differentiable=differentiable)
 
     def backward(self, inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> Gradients:
-        raise UnsupportedError("impl: 'triton' has no backward pass yet; 'blocked' has")
+        from attemper.kernels import triton_backward
+
+        return triton_backward.backward(inputs, rules, result, upstream, needs)
 
 
 IMPLEMENTATIONS = (

@@ -39,6 +39,9 @@ _FLOAT32 = {
 }
 ROWS_OF_CONSTANTS = 32
 
+# Otherwise the assembler keeps some registers in memory so that one more program fits beside. AMD's compiler has no such option.
+REGISTERS = {} if torch.version.hip else {"maxnreg": 255}
+
 
 def configuration(kernel: str, arguments: dict[str, Any], dtype: torch.dtype) -> Configuration:
     """How a kernel is cut and compiled.
@@ -50,4 +53,7 @@ def configuration(kernel: str, arguments: dict[str, Any], dtype: torch.dtype) ->
     sixteen = _SIXTEEN_BIT_WITH_OPTIONS if sum(options) > 1 else _SIXTEEN_BIT
     table = (_CAREFUL if arguments["CAREFUL"] else _FLOAT32 if dtype == torch.float32 else sixteen)[kernel]
     width = max(arguments["BLOCK_D"], arguments["BLOCK_V"])
-    return table[min(each for each in table if each >= width)]
+    cut = table[min(each for each in table if each >= width)]
+    # A tile that is wider than the head is loaded by a condition on each column, for which a second stage leaves no registers.
+    padded = (arguments["BLOCK_D"], arguments["BLOCK_V"]) != (arguments["WIDTH"], arguments["VALUE_WIDTH"])
+    return cut._replace(stages=1) if padded else cut

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Upstream
-from attemper.kernels.triton_backward.configurations import ROWS_OF_CONSTANTS, configuration
+from attemper.kernels.triton_backward.configurations import REGISTERS, ROWS_OF_CONSTANTS, configuration
 from attemper.kernels.triton_backward.constants import row_constants
 from attemper.kernels.triton_backward.keys import key_gradients
 from attemper.kernels.triton_backward.masks import mask_gradients
@@ -163,7 +163,7 @@ class _Work:
     def _launch_tiles(self, kernel: Any, own: dict[str, Any], programs: Callable[[int, int], int]) -> Launch:
         cut = configuration(kernel.__name__, {**self.given, **own}, self.inputs.query.dtype)
         own = {**own, "BLOCK_M": cut.rows, "BLOCK_N": cut.keys}
-        options = {"num_warps": cut.warps, "num_stages": cut.stages}
+        options = {"num_warps": cut.warps, "num_stages": cut.stages, **REGISTERS}
         return self._launch(kernel, programs(cut.rows, cut.keys), own, options)
 
     def _launch(self, kernel: Any, programs: int, own: dict[str, Any], options: dict[str, int]) -> Launch:

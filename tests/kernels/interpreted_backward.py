@@ -30,7 +30,7 @@ CASES = (
     Case("scale", **{**PLAIN, "queries": 5, "scale": "scalar", "is_causal": True, "offset": 32}),
     Case("scale of each row", **{**PLAIN, "queries": 5, "scale": "query", "softcap": 0.9}),
     Case("common offset", **{**PLAIN, "queries": 5, "offset_of_logits": 300.0, "scale": "scalar"}),
-    Case("everything", 2, 2, 1, 5, 71, 13, 7, 2.0, "float", "query", 3.0, True, True, (33, 4), 60),
+    Case("everything", 1, 2, 1, 5, 37, 13, 7, 2.0, "float", "query", 3.0, True, True, (33, 4), 30),
     Case("sharp", **{**PLAIN, "queries": 5, "factor": 3.0, "scale": 1.0}),
 )
 NOTHING = (

@@ -15,7 +15,7 @@ from attemper.ops import IMPLEMENTATIONS, row_stats
 from attemper.scales import LogitShape, Scale
 from tests.scales.examples import EXAMPLES, SHAPE
 
-KERNELS = [each.name for each in IMPLEMENTATIONS if each.kernel is not None]
+KERNELS = [each.name for each in IMPLEMENTATIONS if each.kernel is not None and each.name != "triton"]  # it has no float64
 LEARNED = [rule.at(2) for rule in EXAMPLES if isinstance(rule, nn.Module)]
 
 

@@ -10,6 +10,7 @@ from docs.pages.api import api_files
 from docs.pages.commands import commands_list
 from docs.pages.files import write, write_folder
 from docs.pages.findings import alarms_table, finding_pages, thresholds_table
+from docs.pages.lab_results import lab_results
 from docs.pages.scale_rules import scale_rule_pages, uses_table
 from docs.pages.statistics import statistic_pages
 from docs.pages.weight_families import weight_families_table
@@ -28,6 +29,7 @@ def write_pages(app: Sphinx) -> None:
         "alarms": alarms_table(),
         "weight_families": weight_families_table(),
         "commands": commands_list(),
+        "lab_results": lab_results(here / "lab"),
         **api_files(),
     }.items():
         write(here / "generated" / f"{name}.md", text)

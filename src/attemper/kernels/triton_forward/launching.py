@@ -38,7 +38,7 @@ def blocks_of(dtype: torch.dtype, width: int, rows: int, *, statistics: bool) ->
     at least: otherwise Triton deals the keys of a tile to the warps, and every sum over a row has to cross them.
     """
     if rows <= _FEW_ROWS:
-        return Blocks(16, 64 if width <= 128 else 32, 4, 2)
+        return Blocks(16, 64, 4, 3) if width <= 128 else Blocks(16, 32, 4, 2)
     if dtype == torch.float32:
         return Blocks(32, 32, 4, 1)
     if width <= 64:

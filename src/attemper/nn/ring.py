@@ -232,7 +232,9 @@ class _RingAttention(torch.autograd.Function):
                 d_key, d_value = (torch.zeros_like(each, dtype=dtype) for each in held)
                 for place, keys, inputs, rules in parts.meetings(step, query, held, scale):
                     here = parts.queries[place].slice
-                    result = kernel.forward(inputs, rules, statistics=False, differentiable=True)
+                    # Of the statistics the entropy alone is wanted, and only where something flows into it.
+                    statistics = whole.d_entropy is not None
+                    result = kernel.forward(inputs, rules, statistics=statistics, differentiable=True)
                     gradients = kernel.backward(inputs, rules, result, whole.upstream(result, here), needs)
                     d_query[..., here, :] += gradients.query
                     d_key[..., keys.slice, :] += gradients.key

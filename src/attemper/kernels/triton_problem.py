@@ -46,9 +46,11 @@ class Launch(NamedTuple):
     options: dict[str, Any]
 
     def run(self) -> None:
-        """Start it on the current stream."""
+        """Start it on the current stream of the GPU on which the tensors are: Triton takes the current one, whoever owns them."""
         kernel: Callable[..., Any] = self.kernel[self.grid]
-        kernel(**self.arguments, **self.options)
+        given = next(each for each in self.arguments.values() if isinstance(each, Tensor))
+        with torch.cuda.device_of(given):  # of a tensor elsewhere it is none
+            kernel(**self.arguments, **self.options)
 
 
 def available() -> bool:

@@ -53,7 +53,13 @@ def test_every_gradient_keeps_within_the_error_budget(case: Case, dtype: torch.d
 
 @pytest.mark.parametrize(
     ("width", "value_width", "dtype"),
-    [(80, 16, torch.float16), (16, 96, torch.float16), (64, 128, torch.float32), (192, 256, torch.float16), (256, 80, torch.float32)],
+    [
+        (80, 16, torch.float16),
+        (16, 96, torch.float16),
+        (64, 128, torch.float32),
+        (192, 256, torch.float16),
+        (256, 80, torch.float32),
+    ],
     ids=str,
 )
 def test_every_width_keeps_within_the_error_budget(width: int, value_width: int, dtype: torch.dtype) -> None:
@@ -69,7 +75,11 @@ def problem_of(**shapes: Any) -> tuple[list[Tensor], Tensor]:
     """(query, key and value in float32 that require gradients, a gradient that flows into the output)."""
     generator = torch.Generator().manual_seed(11)
     sizes = {"queries": 35, "keys": 37, "heads": 2, "kv_heads": 1, **shapes}
-    shape = [(sizes["heads"], sizes["queries"], 19), (sizes["kv_heads"], sizes["keys"], 19), (sizes["kv_heads"], sizes["keys"], 11)]
+    shape = [
+        (sizes["heads"], sizes["queries"], 19),
+        (sizes["kv_heads"], sizes["keys"], 19),
+        (sizes["kv_heads"], sizes["keys"], 11),
+    ]
     leaves = [torch.randn(1, *each, generator=generator).requires_grad_() for each in shape]
     return leaves, torch.randn(1, sizes["heads"], sizes["queries"], 11, generator=generator)
 

@@ -41,7 +41,13 @@ LEFT_OUT = (
 @pytest.mark.slow
 def test_the_kernels_are_right_under_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.kernels.interpreter", "-p", "no:cacheprovider"]
-    command += ["tests/kernels/interpreted.py", "tests/kernels/interpreted_backward.py", *SHARED, "-k", f"not ({' or '.join(LEFT_OUT)})"]
+    command += [
+        "tests/kernels/interpreted.py",
+        "tests/kernels/interpreted_backward.py",
+        *SHARED,
+        "-k",
+        f"not ({' or '.join(LEFT_OUT)})",
+    ]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

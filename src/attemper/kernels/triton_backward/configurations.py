@@ -54,8 +54,8 @@ def configuration(kernel: str, arguments: dict[str, Any], dtype: torch.dtype) ->
     table = (_CAREFUL if arguments["CAREFUL"] else _FLOAT32 if dtype == torch.float32 else sixteen)[kernel]
     width = max(arguments["BLOCK_D"], arguments["BLOCK_V"])
     cut = table[min(each for each in table if each >= width)]
-    # Two stages leave no registers where a tile is wider than the head, and so is loaded by a condition on each column, nor beside
-    # the terms of the entropy.
+    # Two stages leave no registers where a tile is wider than the head, and so is loaded by a condition on each column, nor
+    # beside the terms of the entropy.
     padded = (arguments["BLOCK_D"], arguments["BLOCK_V"]) != (arguments["WIDTH"], arguments["VALUE_WIDTH"])
     full = padded or (kernel == "key_gradients" and arguments["d_entropy"] is not None)
     return cut._replace(stages=1) if full else cut

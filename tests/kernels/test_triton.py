@@ -107,6 +107,17 @@ def test_the_widest_kernel_that_may_not_spill_does_not(target: int) -> None:
     assert all(0 < each.shared < 100 * 1024 for each in built)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [80, 90])
+def test_nor_does_the_backward_pass(target: int) -> None:
+    resources = pytest.importorskip("benchmarks.triton_resources")
+    causal = next(variant for variant in resources.VARIANTS if variant.name == "causal, statistics")
+    built = resources.of_build(resources.Build("backward", torch.bfloat16, 128, causal, target))
+    each_of_two = ["query_gradients"] * 2 + ["key_gradients"] * 2  # the second where a gradient is not finite
+    assert [each.kernel for each in built] == ["row_constants", *each_of_two]
+    assert not any(each.spilled for each in built)
+
+
 def test_positions_are_small_numbers_that_mean_the_same() -> None:
     query, key, value = (torch.zeros(1, 1, n, 4) for n in (7, 11, 11))
     inputs = Inputs(query, key, value, None, torch.ones(1, 1, 1), None)

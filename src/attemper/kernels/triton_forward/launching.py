@@ -31,8 +31,8 @@ class Blocks(NamedTuple):
 _MENDING = Blocks(32, 32, 8, 1)
 
 
-def blocks_of(dtype: torch.dtype, width: int, rows: int, *, statistics: bool) -> Blocks:
-    """The tile for a width of head, the larger of query's and value's, and so many rows.
+def blocks_of(dtype: torch.dtype, width: int, rows: int, *, statistics: bool, laden: bool) -> Blocks:
+    """The tile for a width of head, the larger of query's and value's, and so many rows; laden: with a cap, a float mask or dropout.
 
     No kernel in 16 bits up to a width of 128 may keep registers in memory, see docs/kernels-triton.md. As many rows as the width
     at least: otherwise Triton deals the keys of a tile to the warps, and every sum over a row has to cross them.
@@ -45,7 +45,7 @@ def blocks_of(dtype: torch.dtype, width: int, rows: int, *, statistics: bool) ->
         return Blocks(64, 32 if statistics else 64, 4, 2)
     if width <= 128:
         # Where memory on the device is wider than the head, telling which part is there takes registers too.
-        return Blocks(128, 16 if statistics and width < 128 else 32, 8, 2)
+        return Blocks(128, 16 if laden or (statistics and width < 128) else 32, 8, 2)
     return Blocks(64, 32, 8, 1)
 
 
@@ -79,7 +79,8 @@ def launches(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: 
     packed = groups > 1 and queries <= _FEW_ROWS
     heads_apart, rows_of_program = (heads // groups, groups * queries) if packed else (heads, queries)
     width = max(given["WIDTH"], given["VALUE_WIDTH"])
-    cut = blocks_of(query.dtype, width, rows_of_program, statistics=statistics)
+    laden = given["SOFTCAP"] or given["DROPOUT"] or given["MASK"] == FLOAT_MASK
+    cut = blocks_of(query.dtype, width, rows_of_program, statistics=statistics, laden=laden)
     blocks = -(-rows_of_program // cut.rows)
     programs = batch * heads_apart * blocks
     splits = _splits(programs, keys)

@@ -32,7 +32,9 @@ _MENDING = Blocks(32, 32, 8, 1)
 
 
 def blocks_of(dtype: torch.dtype, width: int, rows: int, *, statistics: bool, laden: bool) -> Blocks:
-    """The tile for a width of head, the larger of query's and value's, and so many rows; laden: with a cap, a float mask or dropout.
+    """The tile for a width of head, the larger of query's and value's, and so many rows.
+
+    Args: laden: whether there is a softcap, a float mask or dropout.
 
     No kernel in 16 bits up to a width of 128 may keep registers in memory, see docs/kernels-triton.md. As many rows as the width
     at least: otherwise Triton deals the keys of a tile to the warps, and every sum over a row has to cross them.

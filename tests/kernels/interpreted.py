@@ -17,8 +17,8 @@ from attemper.kernels import triton_forward
 from attemper.kernels.spec import Inputs, Rules
 from attemper.kernels.triton_forward import launching
 from attemper.ops import row_stats
-from tests.attention_agreement import attemper_gives, compare
-from tests.attention_cases import CASES, INTERPRETED, STATISTICS, Budget, Case, build
+from tests.attention_agreement import Results, attemper_gives, compare
+from tests.attention_cases import CASES, INTERPRETED, STATISTICS, Budget, Case, Problem, build
 
 assert INTERPRETED, "run this by tests/kernels/test_triton.py"
 
@@ -51,13 +51,21 @@ def _short_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "_LEAST_KEYS_OF_SPLIT", 96)
 
 
+def without_gradients(problem: Problem) -> Results:
+    with torch.no_grad():
+        output, rows = attention(problem.query, problem.key, problem.value, **problem.arguments, return_stats=True, impl="triton")
+    return output, {name: getattr(rows, name) for name in STATISTICS}, {}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("case", [smaller(case) for case in CASES], ids=lambda case: case.name)
 def test_agrees_with_the_definition(case: Case, dtype: torch.dtype) -> None:
     budget = Budget()
     for seed in list(case.seeds())[:DRAWS]:
         problem = build(case, dtype, seed)
-        compare(problem, attemper_gives(problem, "triton"), budget)
+        # Gradients in float16 are the matter of interpreted_backward.py.
+        results = attemper_gives(problem, "triton") if dtype == torch.float32 else without_gradients(problem)
+        compare(problem, results, budget)
     budget.check()
 
 

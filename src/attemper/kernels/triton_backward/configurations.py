@@ -33,7 +33,7 @@ _CAREFUL = {
     "key_gradients": {256: Configuration(16, 16, 8, 1)},
 }
 _FLOAT32 = {
-    "query_gradients": {64: Configuration(32, 32, 4, 1), 128: Configuration(32, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
+    "query_gradients": {128: Configuration(32, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
     "key_gradients": {64: Configuration(32, 32, 4, 1), 128: Configuration(32, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
     "mask_gradients": {128: Configuration(32, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
 }

@@ -23,7 +23,7 @@ if INTERPRETED:
 
 # Of the tests of every implementation: not those of float64 and bfloat16, which this kernel or the interpreter does not have, nor
 # those of very many keys.
-SHARED = ("tests/ops/test_nonfinite.py", "tests/ops/test_numerics.py")
+SHARED = ("tests/ops/test_nonfinite.py", "tests/ops/test_numerics.py", "tests/ops/test_operators.py::test_opcheck")
 LEFT_OUT = (
     "scale_reaches",
     "sixteen_bit",

@@ -6,9 +6,6 @@ What it must hold:
 - what is invisible never enters arithmetic that could spread it: it is replaced by selection, not by multiplication.
 """
 
-# What is in a kernel has the types of Triton's language, not of Python:
-# pyrefly: ignore-errors
-
 import triton
 import triton.language as tl
 

@@ -8,6 +8,7 @@ from collections.abc import Generator
 
 from attemper.errors import ArgumentError
 from attemper.lab.config import RunConfig
+from attemper.lab.store.curves import one_line
 from attemper.lab.tasks.drawing import HELD_OUT
 from attemper.lab.tasks.text import BYTES
 
@@ -53,7 +54,7 @@ def memory_told() -> Generator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        said = " ".join(str(error).split())
+        said = one_line(error)
         if isinstance(error, RuntimeError) and not any(words in said for words in _REFUSED):
             raise
         asked = said.partition("you tried to allocate ")[2].partition(".")[0] or "more than can be counted"

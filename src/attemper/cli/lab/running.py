@@ -94,10 +94,11 @@ def _sweep(what: str, quick: bool, settings: Sequence[str], seeds: int | None) -
     values = parsed(settings)
     if seeds is not None and "seed" in values:
         raise ArgumentError("--seeds", f"{seeds} beside --set seed={values['seed']}", "one of the two")
+    product = None
     if what in NAMES:
-        name, effort = what, "quick" if quick else "full"
-        check_settings(preset(what), effort, values)
-        configs = tuple(preset(what).runs(effort))
+        name, effort, asked = what, "quick" if quick else "full", preset(what)
+        check_settings(asked, effort, values)
+        configs, product = tuple(asked.runs(effort)), asked.product
     elif what.endswith(".toml") or os.path.exists(what):  # noqa: PTH110 - a name of any kind, such as ""
         if quick:
             raise ArgumentError("--quick", "beside a file", "a preset, which alone has a small form")
@@ -108,7 +109,6 @@ def _sweep(what: str, quick: bool, settings: Sequence[str], seeds: int | None) -
         configs = tuple(config.model_copy(update={"seed": seed}) for config in configs for seed in range(seeds))
         configs = tuple(dict.fromkeys(configs))
     configs = override(configs, values)
-    product = preset(what).product if what in NAMES else None
     if product is not None:
         product.check(configs)
     command = ["attemper", "lab", "run", what, *(["--quick"] if quick else [])]

@@ -5,9 +5,6 @@ another; otherwise of one head. SPLIT: the keys are dealt to several programs, w
 is there already, and is computed again where it is no number: an invisible value that is not finite has met a weight of 0 there.
 """
 
-# What is in a kernel has the types of Triton's language, not of Python:
-# pyrefly: ignore-errors
-
 import triton
 import triton.language as tl
 

@@ -8,9 +8,6 @@ counts as 0 in the differences.
 
 # ruff: noqa: RUF005 -- Triton knows no stars in a tuple
 
-# What is in a kernel has the types of Triton's language, not of Python:
-# pyrefly: ignore-errors
-
 import triton
 import triton.language as tl
 

@@ -72,8 +72,8 @@ void add_broken_keys(const Block<Real>& block, const Visibility<Real>& seen, con
 }
 
 template <class Stored, class Real>
-void write_row(const Real* from, int64_t width, Stored* to, int64_t row) {
-  for (int64_t c = 0; c < width; ++c) write(to + row * width + c, from[c]);
+void write_row(const Real* from, int64_t width, Stored* to) {
+  for (int64_t c = 0; c < width; ++c) write(to + c, from[c]);
 }
 
 template <class Real>
@@ -225,9 +225,9 @@ void constants_of_block(const Problem& p, int64_t batch, int64_t head, int64_t f
   for (int64_t query = first; query < least(first + kBlock<Real>, p.queries); ++query) {
     const int64_t row = (batch * p.heads + head) * p.queries + query;
     double sums[4] = {};
-    if (p.output_gradient.address && p.unrounded) {
+    if (p.output_gradient.address && p.unrounded.address) {
       const Stored* gradient = at<Stored>(p.output_gradient, batch, head, query);
-      const Real* output = reinterpret_cast<const Real*>(p.unrounded) + row * p.value_width;
+      const Real* output = at<Real>(p.unrounded, batch, head, query);
       for (int64_t c = 0; c < p.value_width; ++c)
         sums[c % 4] += double(output[c]) * double(read(gradient[c * p.output_gradient.stride[3]]));
     }
@@ -243,8 +243,8 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
   Operands<Stored, Real> operands(p, arena);
   const int64_t width = padded<Real>(p.width), value_width = padded<Real>(p.value_width), groups = p.heads / p.kv_heads;
   const int64_t rows_in_all = p.batch * p.heads * p.queries;
-  if (p.key_gradient) memset(desk.key_gradient, 0, sizeof(Real) * keys_of_unit(p) * width);
-  if (p.value_gradient) memset(desk.value_gradient, 0, sizeof(Real) * keys_of_unit(p) * value_width);
+  if (p.key_gradient.address) memset(desk.key_gradient, 0, sizeof(Real) * keys_of_unit(p) * width);
+  if (p.value_gradient.address) memset(desk.value_gradient, 0, sizeof(Real) * keys_of_unit(p) * value_width);
   const bool sums_flow = kInPairs<Stored> && p.from_pivot != 0;
   alignas(64) Real sums[3][kBlock<Real>];  // in the order of Problem::from_pivot
 
@@ -271,24 +271,24 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
         if (p.dropout_p > 0) keep_factors(p, block, j, keys, desk.keep);
         if (sums_flow) sum_flow(p, block, rows, seen, keys, desk, sums[1], sums[2]);
         logit_gradients<Real, true>(p, block, rows, seen, keys, desk, sums[0]);
-        if (p.value_gradient && flows)
+        if (p.value_gradient.address && flows)
           operands.output_gradient_rows.add_to_keys(block, seen, desk.weights, keys, operands.weights_over_queries,
                                                     desk.value_gradient + place_in_unit(p, j) * value_width);
-        if (p.query_gradient) operands.add_to_queries(block, seen, j, keys, desk);
-        if (p.key_gradient)
+        if (p.query_gradient.address) operands.add_to_queries(block, seen, j, keys, desk);
+        if (p.key_gradient.address)
           operands.query_rows.add_to_keys(block, seen, desk.gradient, keys, operands.weights_over_queries,
                                           desk.key_gradient + place_in_unit(p, j) * width);
       }
-      const int64_t row = (batch * p.heads + head) * p.queries + first;
-      for (int64_t at_lane = 0; p.query_gradient && at_lane < block.rows; at_lane += kLanes<Real>)
+      for (int64_t at_lane = 0; p.query_gradient.address && at_lane < block.rows; at_lane += kLanes<Real>)
         columns_to_rows<Real>(desk.query_gradient + at_lane, kBlock<Real>, splat(Real(1)), p.width,
                               least<int64_t>(kLanes<Real>, block.rows - at_lane), [&](int64_t r, int64_t c, Vec<Real> x) {
-                                const int64_t to = (split * rows_in_all + row + at_lane + r) * p.width + c;
+                                const int64_t query = first + at_lane + r, from = split * p.between_splits + c;
                                 if (p.splits == 1)
-                                  write_some<Real>(reinterpret_cast<Stored*>(p.query_gradient) + to, x, p.width - c);
+                                  write_some<Real>(at<Stored>(p.query_gradient, batch, head, query) + c, x, p.width - c);
                                 else
-                                  write_some<Real>(reinterpret_cast<Real*>(p.query_gradient) + to, x, p.width - c);
+                                  write_some<Real>(at<Real>(p.query_gradient, batch, head, query) + from, x, p.width - c);
                               });
+      const int64_t row = (batch * p.heads + head) * p.queries + first;
       for (int64_t r = 0; r < block.rows; ++r)
         for (int64_t i = 0; i < (sums_flow ? 3 : p.from_pivot ? 1 : 0); ++i)
           reinterpret_cast<Real*>(p.from_pivot)[(i * p.splits + split) * rows_in_all + row + r] = sums[i][r];
@@ -296,11 +296,11 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
 
   for (int64_t j = split * kTileKeys; j < p.keys; j += p.splits * kTileKeys)
     for (int64_t r = j; r < least(j + kTileKeys, p.keys); ++r) {
-      const int64_t row = (batch * p.kv_heads + kv_head) * p.keys + r;
       const int64_t place = place_in_unit(p, r);
-      if (p.key_gradient) write_row(desk.key_gradient + place * width, p.width, reinterpret_cast<Stored*>(p.key_gradient), row);
-      if (p.value_gradient)
-        write_row(desk.value_gradient + place * value_width, p.value_width, reinterpret_cast<Stored*>(p.value_gradient), row);
+      if (p.key_gradient.address)
+        write_row(desk.key_gradient + place * width, p.width, at<Stored>(p.key_gradient, batch, kv_head, r));
+      if (p.value_gradient.address)
+        write_row(desk.value_gradient + place * value_width, p.value_width, at<Stored>(p.value_gradient, batch, kv_head, r));
     }
 }
 

@@ -283,7 +283,7 @@ void decode_unit(const Problem& p, const Deal& deal, int64_t batch, int64_t kv_h
       look_at_tile<Real, statistics>(p, block, seen, x, running, found);
       join_extremes<Real, statistics>(few, j, keys, running, found, argmax);
       exponentials_of_tile<Real, statistics>(block, seen, groups, x, found, running, rescale);
-      if (p.output == 0) continue;
+      if (p.output.address == 0) continue;
       if (p.dropout_p > 0) drop_few(p, few, j, keys, x);
       memset(of_tile, 0, sizeof(Real) * rows * value_width);
       for (int64_t i = 0; i < keys; i += kKeysAtOnce) {

@@ -125,14 +125,15 @@ void finish_block(const Problem& p, const Block<Real>& block, const Running<Real
   for (int64_t first = 0; first < block.vectors * kLanes<Real>; first += kFewRows)
     finish_rows<Real, statistics>(block, running, first, sink, figures);
   figures.write(p, block, statistics);
-  if (p.output == 0) return;
+  if (p.output.address == 0) return;
   for (int64_t first = 0; first < block.rows; first += kLanes<Real>) {
-    const int64_t row = (block.batch * p.heads + block.head) * p.queries + block.first + first;
+    const auto row = [&](int64_t r) { return block.first + first + r; };
     columns_to_rows<Real>(output + first, kBlock<Real>, load(figures.of[kPeak] + first), p.value_width,
                           least<int64_t>(kLanes<Real>, block.rows - first), [&](int64_t r, int64_t c, Vec<Real> x) {
-                            const int64_t place = (row + r) * p.value_width + c, count = p.value_width - c;
-                            write_some<Real>(reinterpret_cast<Stored*>(p.output) + place, x, count);
-                            if (p.unrounded) write_some<Real>(reinterpret_cast<Real*>(p.unrounded) + place, x, count);
+                            const int64_t count = p.value_width - c;
+                            write_some<Real>(at<Stored>(p.output, block.batch, block.head, row(r)) + c, x, count);
+                            if (p.unrounded.address)
+                              write_some<Real>(at<Real>(p.unrounded, block.batch, block.head, row(r)) + c, x, count);
                           });
   }
 }

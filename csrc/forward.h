@@ -183,7 +183,7 @@ void forward_block(const Problem& p, int64_t batch, int64_t head, int64_t first,
     if (statistics)
       find_argmax(block, found, x, j, keys, !ordered ? 1 : !block.raw ? keys : whole_tile_rows(block.vectors), running);
     exponentials_of_tile<Real, statistics>(block, seen, keys, x, found, running, rescale);
-    if (p.output == 0) continue;
+    if (p.output.address == 0) continue;
     if (long_sums) aside.shrink_by(block, rescale);
     if (p.dropout_p > 0) {
       keep_factors(p, block, j, keys, keep);

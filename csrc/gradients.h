@@ -55,8 +55,8 @@ struct Desk {
     keep = arena.take<Real>(tile);
     clean = arena.take<Real>(kTileKeys * p.width);
     query_gradient = arena.take<Real>(p.width * kBlock<Real>);
-    key_gradient = arena.take<Real>(p.key_gradient ? keys_of_unit(p) * width : 0);
-    value_gradient = arena.take<Real>(p.value_gradient ? keys_of_unit(p) * value_width : 0);
+    key_gradient = arena.take<Real>(p.key_gradient.address ? keys_of_unit(p) * width : 0);
+    value_gradient = arena.take<Real>(p.value_gradient.address ? keys_of_unit(p) * value_width : 0);
   }
 };
 

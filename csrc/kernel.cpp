@@ -81,11 +81,11 @@ bool backward_of(const Problem& p) {
   using Real = typename ComputeOf<Stored>::Type;
   const int64_t blocks = (p.queries + kBlock<Real> - 1) / kBlock<Real>;
   bool enough = true;
-  if (p.lse_gradient || p.unrounded)
+  if (p.lse_gradient || p.unrounded.address)
     enough = for_each_unit(p.batch * p.heads * blocks, p.threads, 0, [&](int64_t unit, char*) {
       constants_of_block<Stored, Real>(p, unit / blocks / p.heads, unit / blocks % p.heads, unit % blocks * kBlock<Real>);
     });
-  if (p.query_gradient || p.key_gradient || p.value_gradient || p.from_pivot)
+  if (p.query_gradient.address || p.key_gradient.address || p.value_gradient.address || p.from_pivot)
     enough = enough && for_each_unit(p.batch * p.kv_heads * p.splits, p.threads, backward_scratch<Stored, Real>(p),
                                      [&](int64_t unit, char* memory) {
                                        const int64_t split = unit % p.splits, kv_head = unit / p.splits % p.kv_heads,

@@ -15,7 +15,7 @@ struct View {
 };
 
 // The request, in the order in which the binding receives it: whole numbers first, then three doubles.
-// Outputs are contiguous: row figures are [batch, heads, queries] of the compute type, gradients as noted.
+// Row figures are contiguous, [batch, heads, queries] of the compute type. What is written through a view has rows without gaps.
 struct Problem {
   int64_t dtype, mask_dtype;
   int64_t batch, heads, kv_heads, queries, keys, width, value_width;
@@ -28,9 +28,9 @@ struct Problem {
   int64_t seed, threads, statistics;
 
   // Forward: what is written; 0 where one is not wanted, but for rest where there are statistics.
-  int64_t output;                       // [batch, heads, queries, value_width], input type
+  View output;                          // [batch, heads, queries, value_width], input type
   int64_t lse, entropy, rest;           // rest: [10, batch, heads, queries], order as RowStats.rest
-  int64_t unrounded;                    // the output in the compute type, for the backward pass of 16-bit inputs
+  View unrounded;                       // the output in the compute type, for the backward pass of 16-bit inputs
   int64_t pivot, peak, surprise, sink;  // kept for the backward pass: see RowTerms in gradients.h
 
   // Backward: what flows in, and what is written.
@@ -38,8 +38,9 @@ struct Problem {
   int64_t lse_gradient, entropy_gradient, product_pivot;  // row figures; 0: none
   int64_t constant;        // row figures: gradient of lse − Σ output · its gradient, found here if either of them is given
   int64_t splits;          // parts into which the keys are dealt
-  int64_t query_gradient;  // [splits, batch, heads, queries, width], compute type, or input type with one split; 0: not wanted
-  int64_t key_gradient, value_gradient;  // [batch, kv_heads, keys, width or value_width], input type; 0: not wanted
+  View query_gradient;     // [batch, heads, queries, width], compute type, or input type with one split; address 0: not wanted
+  int64_t between_splits;  // numbers from the query gradient of a part to that of the next
+  View key_gradient, value_gradient;  // [batch, kv_heads, keys, width or value_width], input type; address 0: not wanted
   // [1, splits, batch, heads, queries], for the gradient of the scale: Σ dz·(u − pivot). Where weights are rounded to bfloat16
   // [3, …]: next to it the two sums of sum_flow in gradients.h. 0: not wanted.
   int64_t from_pivot;

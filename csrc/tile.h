@@ -53,8 +53,8 @@ class Arena {
 };
 
 template <class Stored>
-ATTEMPER_INLINE const Stored* at(const View& view, int64_t batch, int64_t head, int64_t row) {
-  return reinterpret_cast<const Stored*>(view.address) + batch * view.stride[0] + head * view.stride[1] + row * view.stride[2];
+ATTEMPER_INLINE Stored* at(const View& view, int64_t batch, int64_t head, int64_t row) {
+  return reinterpret_cast<Stored*>(view.address) + batch * view.stride[0] + head * view.stride[1] + row * view.stride[2];
 }
 
 // Numbers per row of a buffer whose lanes run along the width.

@@ -46,6 +46,31 @@ def test_the_number_of_threads_changes_no_bit(case: Case, dtype: torch.dtype) ->
             assert torch.equal(one, another)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 37, 16), (1, 2, 700, 16), (1, 5, 1, 8)], ids=str)
+def test_results_lie_as_the_inputs_do(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Heads of a row beside one another, as projections leave them, or not: the same bits; 700 keys are dealt out in parts."""
+    batch, heads, rows, width = shape
+    draw = torch.randn(4, batch, rows, heads, width).to(dtype).transpose(2, 3)
+    found = []
+    for query, key, value, flow in (draw, draw.contiguous()):
+        inputs = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
+        output, stats = attention(*inputs, is_causal=True, return_stats=True, impl="cpu")
+        gradients = torch.autograd.grad(output, inputs, flow)
+        for result in (output, *gradients):
+            assert rows == 1 or result.stride() == query.stride()
+        with torch.no_grad():
+            unrecorded, again = attention(query, key, value, is_causal=True, return_stats=True, impl="cpu")
+            bare = attention(query, key, value, is_causal=True, impl="cpu")
+        assert rows == 1 or unrecorded.stride() == bare.stride() == query.stride()
+        assert torch.equal(unrecorded, output)
+        assert torch.equal(bare, output)
+        assert torch.equal(again.rest, stats.rest)
+        found.append([output, *gradients])
+    for beside, apart in zip(*found, strict=True):
+        assert torch.equal(beside, apart)
+
+
 SMALL = [case.name for case in CASES if case.keys <= 601 and case.queries <= 41]
 SCRIPT = """
 import sys, torch

@@ -62,6 +62,26 @@ def same(a: StepRecord | None, b: StepRecord | None) -> None:
         assert all(torch.equal(x.stats.histograms[name], y.stats.histograms[name]) for name in x.stats.histograms)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_calls_reduced_together_and_alone_give_one_record(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over two passes of different lengths, so that not all calls are alike."""
+    records = []
+    for most_rows in (1, 2**17):
+        monkeypatch.setattr("attemper.monitor.watching.MOST_ROWS", most_rows)
+        model = llama()
+        with attemper.watch(model) as watching:
+            watching.maxima()
+            for tokens in (TOKENS, 7):
+                ids = drawn(tokens, tokens=tokens)
+                mask = torch.ones_like(ids)
+                mask[:, :3] = 0 if padded else 1
+                model(input_ids=ids, attention_mask=mask, use_cache=False)
+            assert watching.maxima().keys() == set(ATTENTION)
+            records.append(watching.step())
+    same(*records)
+    assert {layer.stats.rows.unique().item() for layer in logged(records[0]).layers} == {BATCH * (TOKENS + 7 - 6 * padded)}
+
+
 def test_the_record_is_that_of_the_logits() -> None:
     """Against attention written down by hand from the model's own projections."""
     model, ids = llama(), drawn(0)

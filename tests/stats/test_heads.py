@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attemper import HeadStats, RowStats
 from attemper.errors import ArgumentError
-from attemper.stats import HISTOGRAM_EDGES
+from attemper.stats import HISTOGRAM_EDGES, RowsByHead
 
 BATCH, HEADS, QUERIES, KEYS = 3, 5, 7, 11
 
@@ -49,6 +49,21 @@ def by_hand(rows: RowStats, query_mask: Tensor | None) -> dict[str, list[float]]
         found["entropy"].append(sum(e for e, _ in several) / len(several))
         found["saturated"].append(sum(s for _, s in several) / len(several))
     return found
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_records_reduced_together_are_those_reduced_alone(padded: bool) -> None:
+    records = [RowStats.from_logits(*problem(factor)) for factor in (0.5, 2.0, 30.0)]
+    masks = [torch.rand(BATCH, QUERIES) > 0.4 if padded else None for _ in records]
+    by_head = [RowsByHead.of(rows, mask) for rows, mask in zip(records, masks, strict=True)]
+    assert len({each.likeness for each in by_head}) == 1
+    together = HeadStats.reduce(RowsByHead.stack(by_head)).split([each.heads for each in by_head])
+    for rows, mask, found in zip(records, masks, together, strict=True):
+        alone = HeadStats.from_rows(rows, mask)
+        assert torch.equal(found.counts, alone.counts)
+        assert torch.equal(found.extremes, alone.extremes)
+        torch.testing.assert_close(found.sums, alone.sums, rtol=1e-14, atol=0.0)
+        assert all(torch.equal(found.histograms[name], alone.histograms[name]) for name in alone.histograms)
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -98,7 +98,7 @@ class Capture:
             recorder = self._recorder = Recorder(model, self._begin.observer, self._begin.follow_projections)
             self._begin, self._model = None, model
             eager = EagerSeam(recorder, model)
-            mode = FunctionalSeam(recorder, eager.notice)
+            mode = FunctionalSeam(recorder, eager)
             recorder.switch, recorder.forget = mode.switch, eager.forget
             if is_compiled(model):
                 self._stack.enter_context(torch.compiler.set_stance("force_eager"))

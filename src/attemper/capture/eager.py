@@ -27,45 +27,62 @@ _WITHOUT_VALUES = (
 _PLAIN = "it computes its attention in its own code: a softmax over logits ran, and no call that capture sees"
 
 
+_BEGINNINGS = {"softmax", "flex_attention", *PRODUCTS}
+
+
+def begins(func: Any) -> bool:
+    """Whether `EagerSeam.notice` wants to hear of a function where no tensor is followed."""
+    return name_of(func)[0] in _BEGINNINGS
+
+
+def name_of(func: Any) -> tuple[str, bool]:
+    """A function's name, as `add`, `matmul` or `mT`, and whether it works in place."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        name = getattr(func.__self__, "__name__", "")  # a property: `x.mT`
+    name = name.partition(".")[0]  # torch.ops.aten.bmm.default
+    in_place = name.endswith("_") and not name.endswith("__")
+    return name[:-1] if in_place else name, in_place
+
+
 class EagerSeam:
-    """Told of every torch function by the functional seam's mode."""
+    """Told of every torch function by the functional seam's mode.
+
+    Attributes:
+        followed: the tensors that are followed now, by id, and what each of them is.
+    """
 
     def __init__(self, recorder: Recorder, model: nn.Module) -> None:
         self.recorder = recorder
         self._model = model
-        self._known: dict[int, tuple[weakref.ref[Tensor], Chain | Lost | Weights]] = {}
+        self.followed: dict[int, tuple[weakref.ref[Tensor], Chain | Lost | Weights]] = {}
         self._parameters: set[int] | None = None
 
     def forget(self) -> None:
         """Let everything go that is still followed."""
-        self._known.clear()
+        self.followed.clear()
         self._parameters = None
 
     def notice(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """One function of torch that ran."""
-        name = getattr(func, "__name__", "")
-        if name == "__get__":
-            name = getattr(func.__self__, "__name__", "")  # a property: `x.mT`
+        name, in_place = name_of(func)
         if name == "flex_attention" and len(args) > 5:
             tell_of_operator(self.recorder, args)
             return
-        name = name.partition(".")[0]  # torch.ops.aten.bmm.default
-        in_place = name.endswith("_") and not name.endswith("__")
-        name = name[:-1] if in_place else name
         if name == "softmax":
             self._softmax(args, kwargs, output)
             return
         if name in PRODUCTS and isinstance(output, Tensor) and self._product(name, args, kwargs, output):
             return
-        if self._known:
+        if self.followed:
             self._step(name, args, kwargs, args[0] if name == "__setitem__" else output, in_place or name == "__setitem__")
 
     def _get(self, thing: Any) -> "Chain | Lost | Weights | None":
-        known = self._known.get(id(thing))
+        known = self.followed.get(id(thing))
         return known[1] if known is not None and known[0]() is thing else None
 
     def _put(self, tensor: Tensor, what: "Chain | Lost | Weights") -> None:
-        key, known = id(tensor), self._known
+        key, known = id(tensor), self.followed
         known[key] = (weakref.ref(tensor, lambda _: known.pop(key, None)), what)
 
     def _step(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, in_place: bool) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.capture.functional import crosses
 from attemper.capture.places import replaced
-from attemper.capture.recorder import Recorder
+from attemper.capture.recorder import Recorder, crosses
 
+_PACKAGES = ("flash_attn", "flash_attn_interface")
 _NAMES = (
     "flash_attn_func",
     "flash_attn_kvpacked_func",
@@ -33,10 +33,11 @@ _NAMES = (
 @contextlib.contextmanager
 def installed(recorder: Recorder, model: nn.Module) -> Generator[None]:
     """Listen to the functions of flash_attn, if it was imported at all."""
+    if not any(package in sys.modules for package in _PACKAGES):
+        yield
+        return
     packages = [
-        module
-        for name, module in list(sys.modules.items())
-        if name.partition(".")[0] in ("flash_attn", "flash_attn_interface") and module is not None
+        module for name, module in list(sys.modules.items()) if name.partition(".")[0] in _PACKAGES and module is not None
     ]
     functions = {id(each): name for module in packages for name in _NAMES if callable(each := getattr(module, name, None))}
     if not functions:

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from attemper.capture.agreement import stride
-from attemper.capture.functional import crosses
 from attemper.capture.places import replaced
-from attemper.capture.recorder import Recorder
+from attemper.capture.recorder import Recorder, crosses
 from attemper.ops import without_autocast
 
 _ARGUMENTS = ("query", "key", "value", "score_mod", "block_mask", "scale", "enable_gqa")

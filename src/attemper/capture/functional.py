@@ -8,7 +8,6 @@ eager code (see eager).
 
 import inspect
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from attemper.capture.eager import EagerSeam, begins
 from attemper.capture.multihead import tell_functional
 from attemper.capture.products import PRODUCTS
-from attemper.capture.recorder import Recorder
+from attemper.capture.recorder import Recorder, crosses
 
 SDPA = {
     F.scaled_dot_product_attention,
@@ -34,14 +34,15 @@ class FunctionalSeam(TorchFunctionMode):
     """Tells the recorder of attention calls; every function runs as it would have.
 
     Args:
-        others: shown every other function: the function, its arguments by position and by name, and its output.
+        eager: shown every other function that means something to it.
     """
 
-    def __init__(self, recorder: Recorder, others: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]) -> None:
+    def __init__(self, recorder: Recorder, eager: EagerSeam) -> None:
         super().__init__()
         self.recorder = recorder
-        self.others = others
+        self.eager = eager
         self.entered = False
+        self._telling: dict[Any, bool] = {}
 
     def switch(self, on: bool) -> bool:
         """Enter or lift the mode; returns how it was. A mode that a model entered above it stays where it is."""
@@ -57,11 +58,21 @@ class FunctionalSeam(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
+        # This runs some thousand times in a forward pass, and most of them need nothing more.
+        if not torch.compiler.is_compiling() and not self.eager.followed and not self._tells(func):
+            return output
         if self.recorder.listening:
             self._notice(func, args, kwargs, output)
         elif self.recorder.products is not None and getattr(func, "__name__", "") in PRODUCTS:
             self.recorder.products.append(output.dtype)
         return output
+
+    def _tells(self, func: Any) -> bool:
+        """Whether a function means something where no tensor is followed."""
+        known = self._telling.get(func)
+        if known is None:
+            known = self._telling[func] = func in SDPA or func is _MULTIHEAD_FORWARD or func in _NORM or begins(func)
+        return known
 
     def _notice(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if func in SDPA:
@@ -71,7 +82,7 @@ class FunctionalSeam(TorchFunctionMode):
         else:
             if self.recorder.follow and func in _NORM:
                 self.recorder.keep("norm", output)
-            self.others(func, args, kwargs, output)
+            self.eager.notice(func, args, kwargs, output)
 
     def _tell(self, given: dict[str, Any], output: Tensor) -> None:
         recorder = self.recorder
@@ -102,13 +113,6 @@ class FunctionalSeam(TorchFunctionMode):
 
 
 _MULTIHEAD_FORWARD = F.multi_head_attention_forward
-_CROSS = ("cross", "encoder_attn", "encdec", "enc_dec", "encoder_decoder", "encoder_attention")
-
-
-def crosses(recorder: Recorder, name: str) -> bool:
-    """Whether a module's name, its parent's, or one of their classes says that it attends to another sequence."""
-    words = [".".join(name.split(".")[-2:])] + [type(frame.module).__name__ for frame in recorder.frames[-2:]]
-    return any(mark in word.lower() for word in words for mark in _CROSS)
 
 
 def _four(tensor: Tensor, leading: torch.Size) -> Tensor:

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.capture.functional import crosses
 from attemper.capture.interface import Form, arguments, asked, form_of, indescribable, kind_of
 from attemper.capture.record import Written
-from attemper.capture.recorder import Recorder
+from attemper.capture.recorder import Recorder, crosses
 
 # Functions of our own that are registered there: they call `attemper.attention`, which tells of its calls itself.
 OWN: list[Callable[..., Any]] = []

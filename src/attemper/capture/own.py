@@ -6,8 +6,7 @@ from collections.abc import Generator
 
 from torch import Tensor
 
-from attemper.capture.functional import crosses
-from attemper.capture.recorder import Recorder
+from attemper.capture.recorder import Recorder, crosses
 from attemper.ops import LISTENERS, Listener, Problem
 from attemper.stats import RowStats
 

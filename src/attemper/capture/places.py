@@ -15,6 +15,7 @@ from torch import nn
 
 from attemper.capture.recorder import Recorder
 
+_DATA = {bool, int, float, str, dict, list, tuple, set, type(None), ModuleType, property}  # what most names stand for
 Holder = ModuleType | nn.Module | type
 Tell = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], None]
 
@@ -35,6 +36,8 @@ def replaced(
     done: list[tuple[Holder, str, Any]] = []
     for holder in _holders(model, packages):
         for name, thing in list(vars(holder).items()):
+            if type(thing) in _DATA:
+                continue
             function = thing.__func__ if isinstance(thing, staticmethod) else thing
             if callable(function) and is_it(function):
                 wrapper = wrappers.setdefault(id(function), _wrapped(recorder, function, tell))

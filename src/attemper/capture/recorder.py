@@ -21,6 +21,7 @@ from attemper.capture.turned import turned_part
 from attemper.ops import without_autocast
 
 Observer = Callable[[AttentionCall], None]
+_CROSS = ("cross", "encoder_attn", "encdec", "enc_dec", "encoder_decoder", "encoder_attention")
 
 
 @dataclass(slots=True)
@@ -170,6 +171,12 @@ class Recorder:
         heads = (query.shape[1], key.shape[1])
         turned = turned_part([frame.module for frame in reversed(self.frames)], query.shape[-1])
         return {"query_origin": origin(query, outputs, heads, turned), "key_origin": origin(key, outputs, heads, turned)}
+
+
+def crosses(recorder: Recorder, name: str) -> bool:
+    """Whether a module's name, its parent's, or one of their classes says that it attends to another sequence."""
+    words = [".".join(name.split(".")[-2:])] + [type(frame.module).__name__ for frame in recorder.frames[-2:]]
+    return any(mark in word.lower() for word in words for mark in _CROSS)
 
 
 def _as_multiplied(tensor: Tensor) -> Tensor:

@@ -11,10 +11,9 @@ from attemper.capture.agreement import disagreement, sample, slope
 from attemper.capture.arrangement import Arrangement
 from attemper.capture.axes import Axes, Group
 from attemper.capture.chains import Chain
-from attemper.capture.functional import crosses
 from attemper.capture.products import Factors
 from attemper.capture.record import Written
-from attemper.capture.recorder import Recorder
+from attemper.capture.recorder import Recorder, crosses
 from attemper.ops import without_autocast
 
 _DOUBT = "what was read of its own code does not give the logits that its softmax received: disregard its call"

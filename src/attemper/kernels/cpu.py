@@ -26,9 +26,9 @@ _BUILDS = ("avx512bf16", "avx512", "avx2", "neon", "portable")
 _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4}
 _UNLIMITED = 2**63 - 1
 _NO_VIEW = (0, 0, 0, 0, 0)
-_RECORD = struct.Struct("=70q3d")  # the fields of Problem in csrc/problem.h, in which _packed puts them
-# The same record cut up around the addresses of query, key, value, and of output, lse, entropy and rest.
-_AROUND_ADDRESSES = struct.Struct("=72sq32sq32sq176s4q216s")
+_RECORD = struct.Struct("=91q3d")  # the fields of Problem in csrc/problem.h, in which _packed puts them
+# The same record cut up around the addresses of query, key, value, output, and of lse, entropy and rest.
+_AROUND_ADDRESSES = struct.Struct("=72sq32sq32sq176sq32s3q352s")
 
 # Where few heads would leave threads idle, the keys are dealt to this many units. It follows from the shape alone, so that
 # results do not depend on the number of threads.
@@ -106,10 +106,10 @@ FIGURES = len(_Figure)
 
 
 def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:
-    """softmax(z) v and the record of z."""
+    """softmax(z) v and the record of z; the output is laid out as the queries are."""
     query, _, value, _, scale, _ = inputs
     rows = query.shape[:3]
-    output = None if value is None else query.new_empty(*rows, value.shape[-1])
+    output = None if value is None else _laid_out(query, *rows, value.shape[-1])
     lse, entropy = scale.new_empty(*rows), scale.new_empty(*rows)
     rest = scale.new_empty(10, *rows) if statistics else None
     figures = scale.new_empty(FIGURES, *rows) if differentiable else None
@@ -118,21 +118,24 @@ def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: b
     if differentiable and output is not None and output.dtype != scale.dtype:
         unrounded = torch.empty_like(output, dtype=scale.dtype)
     if lse.numel():
-        outputs = (_address(output), lse.data_ptr(), entropy.data_ptr(), _address(rest), _address(unrounded))
+        outputs = (*_view(output), lse.data_ptr(), entropy.data_ptr(), _address(rest), *_view(unrounded))
         *kept, product_pivot = (0,) * FIGURES if figures is None else _addresses(figures)
         _run("forward", inputs, rules, statistics, (*outputs, *kept), (0, 0, product_pivot, 0))
     return Forward(output, lse, entropy, rest, figures, unrounded)
 
 
 class Plan(NamedTuple):
-    """What of a plain call follows from shapes and strides: the shape of the output, the scale, and the record, cut up."""
+    """What of a plain call follows from shapes and strides: the shapes of the results, the scale, and the record, cut up."""
 
-    shape: tuple[int, ...]
+    rows: tuple[int, ...]
+    output: tuple[int, ...]  # as it lies in memory: with `beside`, the heads of a row beside one another
+    beside: bool
     scale: Tensor  # whose address is in the record
     head: bytes
     query_strides: bytes
     key_strides: bytes
     value_strides: bytes  # and what follows them up to the output
+    output_strides: bytes
     tail: bytes
 
 
@@ -160,18 +163,16 @@ def plan(
 
 def plain(plan: Plan, addresses: tuple[int, int, int], query: Tensor, statistics: bool) -> tuple[Tensor, ...]:
     """`forward` by a plan, to the bit the same: (output,), and with statistics (output, lse, entropy, rest)."""
-    shape, scale, head, query_strides, key_strides, value_strides, tail = plan
     q, k, v = addresses
-    output = query.new_empty(*shape)
+    output = query.new_empty(*plan.output)
+    results = (output.transpose(1, 2) if plan.beside else output,)
+    if statistics:
+        rows, new = plan.rows, plan.scale.new_empty
+        results = (*results, new(*rows), new(*rows), new(10, *rows))
+    address, *others = (each.data_ptr() for each in results)
+    read = (plan.head, q, plan.query_strides, k, plan.key_strides, v, plan.value_strides)
     assert _cpu is not None
-    if not statistics:
-        address = output.data_ptr()
-        _cpu.forward(_AROUND_ADDRESSES.pack(head, q, query_strides, k, key_strides, v, value_strides, address, 0, 0, 0, tail))
-        return (output,)
-    rows = shape[:3]
-    results = (output, scale.new_empty(*rows), scale.new_empty(*rows), scale.new_empty(10, *rows))
-    written = (each.data_ptr() for each in results)
-    _cpu.forward(_AROUND_ADDRESSES.pack(head, q, query_strides, k, key_strides, v, value_strides, *written, tail))
+    _cpu.forward(_AROUND_ADDRESSES.pack(*read, address, plan.output_strides, *(others or (0, 0, 0)), plan.tail))
     return results
 
 
@@ -193,13 +194,17 @@ def _plan(
         factor = 1.0 / math.sqrt(query[3])
         scale = torch.full((1, 1, 1), factor, dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="cpu")
     q, k, v = (torch.empty_strided(*each, dtype=dtype, device="meta") for each in zip(shapes, strides, strict=True))
-    record = _packed(Inputs(q, k, v, None, scale, None), Rules(is_causal=is_causal), threads, statistics, (0,) * 9)
-    head, _, of_query, _, of_key, _, of_value, *_, tail = _AROUND_ADDRESSES.unpack(record)
-    return Plan((*query[:3], value[3]), scale, head, of_query, of_key, of_value, tail)
+    output = _laid_out(q, *query[:3], value[3])
+    written = (*_view(output), *(0,) * 12)
+    record = _packed(Inputs(q, k, v, None, scale, None), Rules(is_causal=is_causal), threads, statistics, written)
+    head, _, of_query, _, of_key, _, of_value, _, of_output, *_, tail = _AROUND_ADDRESSES.unpack(record)
+    beside = _beside(q)
+    in_memory = output.transpose(1, 2) if beside else output
+    return Plan(tuple(query[:3]), tuple(in_memory.shape), beside, scale, head, of_query, of_key, of_value, of_output, tail)
 
 
 def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> Gradients:
-    """The gradients that `needs` asks for."""
+    """The gradients that `needs` asks for; those of q, k and v are laid out as they are."""
     threads = torch.get_num_threads()
     if _FORKED and threads > 1:  # torch's own loops over many numbers would wait for threads that did not survive the fork
         torch.set_num_threads(1)
@@ -215,6 +220,8 @@ def _backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream,
     figures, dtype, rows = result.figures, scale.dtype, result.lse.numel()
     assert figures is not None
     output = result.output if result.unrounded is None else result.unrounded
+    if output is not None and output.stride(-1) != 1:  # a hook on saved tensors may have laid it out anew
+        output = output.contiguous()
     batch, heads, queries, width = query.shape
     constant = torch.zeros_like(result.lse)
     of_lse = None if upstream.lse is None else upstream.lse.to(dtype).contiguous()
@@ -227,9 +234,17 @@ def _backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream,
             return None
         return like.new_empty(*shape) if rows else like.new_zeros(*shape)
 
-    d_query = empty(needs.query, query, *query.shape) if splits == 1 else empty(needs.query, scale, splits, *query.shape)
-    d_key = empty(needs.key, key, *key.shape)
-    d_value = None if value is None else empty(needs.value, value, *value.shape)
+    def beside(need: bool, like: Tensor, *parts: int) -> Tensor | None:
+        if not need:
+            return None
+        found = _laid_out(like, *parts, *like.shape, dtype=dtype if parts else like.dtype)
+        return found if rows else found.zero_()
+
+    # Where keys are dealt to several units each has a gradient of the queries.
+    of_units = beside(needs.query, query, *(() if splits == 1 else (splits,)))
+    d_query = of_units if of_units is None or splits == 1 else of_units[0]
+    d_key = beside(needs.key, key)
+    d_value = None if value is None else beside(needs.value, value)
     # Weights of bfloat16 may have been rounded before they met the values, and D = Σ o·do with them. Gradients in float want
     # better: two more sums of the backward pass give D again, and what its error does to the first.
     rounded = query.dtype == torch.bfloat16 and rounds_weights()
@@ -239,15 +254,19 @@ def _backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream,
     if rows:
         # Autograd may hand on a gradient whose sign is yet to be turned; the kernel reads memory.
         flow = None if upstream.output is None else upstream.output.resolve_neg()
-        view = _NO_VIEW if flow is None else _view(flow)
+        view = _view(flow)
         *kept, product_pivot = _addresses(figures)
         pivot = product_pivot if _pivoted(inputs, rules) else 0
         mask_shape = (1, 1, 1, 1) if d_mask is None else d_mask.shape
 
+        between = 0 if of_units is None or splits == 1 else of_units.stride(0)
+
         def gather(of_lse: Tensor | None, output: Tensor | None, *grown: Tensor | None) -> None:
-            written = (0, 0, 0, 0, _address(output), *kept)
+            d_query, d_key, d_value, sums, d_mask = grown
+            written = (*_NO_VIEW, 0, 0, 0, *_view(output), *kept)
             flowing = (_address(of_lse), _address(entropy), pivot, constant.data_ptr())
-            growing = (splits, *map(_address, grown), *mask_shape)
+            of_inputs = (*_view(d_query), between, *_view(d_key), *_view(d_value))
+            growing = (splits, *of_inputs, _address(sums), _address(d_mask), *mask_shape)
             _run("backward", inputs, rules, False, written, flowing, view, growing)
 
         gather(of_lse, output, d_query, d_key, d_value, sums, None if again else d_mask)
@@ -268,7 +287,7 @@ def _backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream,
             of_rows = of_rows + torch.where(torch.isfinite(pivots), pivots, 0.0).double() * total
         d_scale = of_rows.sum_to_size(scale.shape)
     return Gradients(
-        d_query if d_query is None or splits == 1 else d_query.sum(0).to(query.dtype),
+        d_query if of_units is None or splits == 1 else _sum_of_parts(of_units).to(query.dtype),
         d_key,
         d_value,
         None if d_mask is None or mask is None else d_mask.to(mask.dtype),
@@ -319,7 +338,7 @@ def _packed(
     written: tuple[int, ...],
     flowing: tuple[int, ...] = (0, 0, 0, 0),
     output_gradient: tuple[int, ...] = _NO_VIEW,
-    growing: tuple[int, ...] = (1, 0, 0, 0, 0, 0, 1, 1, 1, 1),
+    growing: tuple[int, ...] = (1, *_NO_VIEW, 0, *_NO_VIEW, *_NO_VIEW, 0, 0, 1, 1, 1, 1),
 ) -> bytes:
     query, key, value, mask, scale, sinks = inputs
     left, right = rules.sides
@@ -329,7 +348,7 @@ def _packed(
         *(*query.shape[:2], key.shape[1], query.shape[2], key.shape[2], query.shape[3], 0 if value is None else value.shape[3]),
         *_view(query),
         *_view(key),
-        *(_NO_VIEW if value is None else _view(value)),
+        *_view(value),
         *(_NO_VIEW if mask is None else _spread(mask)),
         *(*_spread(scale), 0),
         _address(sinks),
@@ -345,8 +364,29 @@ def _packed(
     )
 
 
-def _view(tensor: Tensor) -> tuple[int, ...]:
-    return (tensor.data_ptr(), *tensor.stride())
+def _beside(like: Tensor) -> bool:
+    """Whether the heads of a row lie beside one another, as a projection leaves them: [batch, rows, heads, width] in memory."""
+    return like.stride(1) < like.stride(2)
+
+
+def _laid_out(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    """[..., heads, rows, width] without gaps, so that who takes it apart as `like` was put together need not copy it."""
+    *parts, heads, rows, width = shape
+    if _beside(like):
+        return like.new_empty(*parts, rows, heads, width, dtype=dtype).transpose(-3, -2)
+    return like.new_empty(*shape, dtype=dtype)
+
+
+def _sum_of_parts(parts: Tensor) -> Tensor:
+    """Σ over the first dimension, two or more of them, in order."""
+    found = parts[0] + parts[1]
+    for part in parts[2:]:
+        found += part
+    return found
+
+
+def _view(tensor: Tensor | None) -> tuple[int, ...]:
+    return _NO_VIEW if tensor is None else (tensor.data_ptr(), *tensor.stride())
 
 
 def _spread(tensor: Tensor) -> tuple[int, ...]:

@@ -1,15 +1,20 @@
-"""One attention call, reduced to its heads: what is kept of it until the step is logged.
+"""Attention calls, reduced to their heads: what is kept of them until the step is logged.
 
-Nothing here waits for the device, and nothing of the size of q or k is kept.
+What it must hold: nothing waits for the device; nothing of the size of q or k is kept; calls are reduced together, since the many
+small operations of a reduction take longer to begin than to end.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attemper.capture import AttentionCall
-from attemper.stats import HeadStats, RowStats
+from attemper.ops import without_autocast
+from attemper.stats import HeadStats, RowsByHead, RowStats
+
+MOST_ROWS = 2**17  # of all heads, that wait to be reduced: 6 MiB in float32
 
 
 class Measured(NamedTuple):
@@ -23,8 +28,25 @@ class Measured(NamedTuple):
         return Measured(self.stats.merge(other.stats), torch.maximum(self.scaled_max, other.scaled_max))
 
 
-def measure(call: AttentionCall, row_stride: int) -> Measured:
-    """Measure every so many rows of a call; all of them where the call made its record itself."""
+class Taken(NamedTuple):
+    """A call's rows, not yet reduced.
+
+    Attributes:
+        scale: a number, or [heads].
+        scaled_max: where the scale differs by row, the largest |scale·q·k| of each head, float64 [heads]; else None.
+    """
+
+    rows: RowsByHead
+    scale: float | Tensor
+    scaled_max: Tensor | None
+
+
+def take(call: AttentionCall, row_stride: int) -> Taken:
+    """The record of every so many rows of a call; of all of them where the call made it itself.
+
+    Raises:
+        AttemperError: the call cannot be measured.
+    """
     mask = call.query_mask()
     rows = call.rows
     if rows is None:
@@ -32,24 +54,51 @@ def measure(call: AttentionCall, row_stride: int) -> Measured:
         mask = None if mask is None else mask[..., ::row_stride]
     else:
         row_stride = 1
-    return Measured(HeadStats.from_rows(rows, mask), _scaled_max(rows, mask, call.scale, row_stride))
+    scale, scaled_max = call.scale, None
+    if isinstance(scale, Tensor):
+        scale = scale.detach().abs()
+        if scale.ndim == 0:
+            scale = scale.expand(rows.lse.shape[-2])
+        elif scale.ndim > 1:
+            scaled_max = _scaled_max(rows, mask, scale[..., ::row_stride] if scale.shape[-1] > 1 else scale)
+    return Taken(RowsByHead.of(rows, mask), scale, scaled_max)
 
 
-def _scaled_max(rows: RowStats, mask: Tensor | None, scale: float | Tensor, row_stride: int) -> Tensor:
-    """The scale is a number, or [heads], or broadcasts to [batch, heads, queries]."""
+def measure(calls: Sequence[Taken]) -> list[Measured]:
+    """Reduce calls to their heads, those that are alike in one go."""
+    found: dict[int, Measured] = {}
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for place, call in enumerate(calls):
+        groups.setdefault(call.rows.likeness, []).append(place)
+    for alike in groups.values():
+        heads = [calls[place].rows.heads for place in alike]
+        with without_autocast(calls[alike[0]].rows.rows.lse.device):
+            whole = RowsByHead.stack([calls[place].rows for place in alike])
+            products = whole.rows.product_absmax()
+            if whole.real is not None:
+                products = torch.where(whole.real, products, -torch.inf)
+            largest, reduced = _largest(products), HeadStats.reduce(whole)
+        for place, stats, products_max in zip(alike, reduced.split(heads), largest.split(heads), strict=True):
+            _, scale, scaled_max = calls[place]
+            found[place] = Measured(stats, _scaled(products_max, scale) if scaled_max is None else scaled_max)
+    return [found[place] for place in range(len(calls))]
+
+
+def _scaled_max(rows: RowStats, mask: Tensor | None, scale: Tensor) -> Tensor:
+    """Of a scale that broadcasts to [batch, heads, queries]."""
     products = rows.product_absmax()
     if mask is not None:
         products = torch.where(mask.unsqueeze(-2), products, -torch.inf)
-    if isinstance(scale, Tensor):
-        scale = scale.detach().abs()
-        if scale.ndim == 1:
-            scale = scale.unsqueeze(-1)
-        elif scale.ndim > 1 and scale.shape[-1] > 1:
-            scale = scale[..., ::row_stride]
-        # Where a row is empty, −inf stays −inf also under a scale of 0.
-        products = torch.where(products == -torch.inf, products, products * scale)
-    by_head = products.movedim(-2, 0).flatten(1)
+    return _largest(_scaled(products, scale).movedim(-2, 0).flatten(1))
+
+
+def _scaled(products: Tensor, scale: float | Tensor) -> Tensor:
+    """Where a row is empty, −inf stays −inf also under a scale of 0."""
+    return torch.where(products == -torch.inf, products, products * (scale if isinstance(scale, Tensor) else abs(scale)))
+
+
+def _largest(by_head: Tensor) -> Tensor:
+    """Of each head, in float64; −inf without rows."""
     if by_head.shape[1] == 0:
         return by_head.new_full(by_head.shape[:1], -torch.inf, dtype=torch.float64)
-    largest = by_head.amax(-1).double()
-    return largest if isinstance(scale, Tensor) else torch.where(largest == -torch.inf, largest, largest * abs(scale))
+    return by_head.amax(-1).double()

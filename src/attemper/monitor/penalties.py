@@ -23,8 +23,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from attemper.capture import AttentionCall
 from attemper.capture.capturing import is_compiled
-from attemper.capture.functional import crosses
-from attemper.capture.recorder import Recorder
+from attemper.capture.recorder import Recorder, crosses
 from attemper.capture.using import Kept, Use, use
 from attemper.errors import ArgumentError, UnsupportedError
 from attemper.monitor.choosing import chosen, innermost, matching

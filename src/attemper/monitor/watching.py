@@ -31,7 +31,7 @@ from attemper.monitor.alarms import Alarms, AlarmThresholds
 from attemper.monitor.choosing import chosen, innermost, matching
 from attemper.monitor.gathering import LocalLayer, gather, gather_maxima
 from attemper.monitor.layout import Plan
-from attemper.monitor.measuring import Measured, measure
+from attemper.monitor.measuring import MOST_ROWS, Measured, Taken, measure, take
 from attemper.monitor.records import COLUMNS, Alarm, LayerRecord, RunInfo, StepRecord
 from attemper.monitor.seeing import Seeing
 from attemper.monitor.table import table_of
@@ -144,6 +144,7 @@ class Watch:
         self._model, self.settings, self._plan = model, settings, plan
         self._rows: deque[dict[str, list[Any]]] = deque(maxlen=settings.history)
         self._next = 0
+        self._taken: list[tuple[tuple[str, int], Taken]] = []  # the calls that wait to be reduced
         self._slots: dict[tuple[str, int], Measured] = {}
         self._maxima: dict[tuple[str, int], Tensor] | None = None
         self._heads: dict[tuple[str, int], int] = {}
@@ -186,6 +187,7 @@ class Watch:
         if step is not None and (not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**63):
             raise ArgumentError("step", repr(step), "a whole number from 0 to 2^63 − 1, or None")
         number = self._next if step is None else step
+        self._reduce()
         logged, slots = self._due, self._slots
         self._next, self._slots = number + 1, {}
         self._seeing.prepare()
@@ -212,6 +214,7 @@ class Watch:
 
         From the first time on, the maxima of every training step are measured, not only of the logged ones.
         """
+        self._reduce()
         found = {} if self._maxima is None else self._maxima
         self._maxima = {}
         self._seeing.prepare()
@@ -256,6 +259,7 @@ class Watch:
         number = state.get("next") if isinstance(state, Mapping) else None
         if not isinstance(number, int) or number < 0 or "alarms" not in state:
             raise ArgumentError("state", repr(state)[:80], "what Watch.state_dict gave")
+        self._reduce()
         self.settings.alarms.load_state_dict(state["alarms"])
         self._next = number
         self._seeing.prepare()
@@ -292,26 +296,34 @@ class Watch:
             self._exclude(layer, "it runs on the meta device, where there are no numbers")
             return
         try:
-            measured = measure(call, self.settings.rows)
+            taken = take(call, self.settings.rows)
         except AttemperError as error:
             self._exclude(layer, f"its logits could not be measured: {error}")
             return
         # Each call by itself: heads of other widths are computed in calls of their own.
         key = (layer, call.call)
-        heads = self._heads.setdefault(key, measured.stats.heads)
-        if heads != measured.stats.heads:
-            self._exclude(layer, f"it ran with different numbers of heads, {heads} and {measured.stats.heads}")
+        heads = self._heads.setdefault(key, taken.rows.heads)
+        if heads != taken.rows.heads:
+            self._exclude(layer, f"it ran with different numbers of heads, {heads} and {taken.rows.heads}")
             return
-        if self._maxima is not None:
-            before = self._maxima.get(key)
-            self._maxima[key] = measured.scaled_max if before is None else torch.maximum(before, measured.scaled_max)
-        if not self._due:
-            return
-        self._slots[key] = self._slots[key].merge(measured) if key in self._slots else measured
+        self._taken.append((key, taken))
+        if sum(each.rows.rows.lse.numel() for _, each in self._taken) >= MOST_ROWS:
+            self._reduce()
+
+    @torch.no_grad()
+    def _reduce(self) -> None:
+        taken, self._taken = self._taken, []
+        for (key, _), measured in zip(taken, measure([each for _, each in taken]), strict=True):
+            if self._maxima is not None:
+                before = self._maxima.get(key)
+                self._maxima[key] = measured.scaled_max if before is None else torch.maximum(before, measured.scaled_max)
+            if self._due:
+                self._slots[key] = self._slots[key].merge(measured) if key in self._slots else measured
 
     def _exclude(self, layer: str, reason: str) -> None:
         self._seeing.notes.setdefault(layer, reason)
         warnings.warn(f"{layer or 'the model'} is not measured any more: {reason}", stacklevel=2)
+        self._taken = [each for each in self._taken if each[0][0] != layer]
         for measured in (self._slots, self._maxima or {}):
             for key in [key for key in measured if key[0] == layer]:
                 del measured[key]

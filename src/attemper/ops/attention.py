@@ -97,7 +97,8 @@ def attention(
 
     Returns:
         The output, [..., heads, queries, d_v] in the dtype of query; with `return_stats` the pair (output, `RowStats` of shape
-        [..., heads, queries]). Output, lse and entropy are differentiable, once.
+        [..., heads, queries]). Output, lse and entropy are differentiable, once. The kernel `cpu` lays the output out as the
+        query is, and gradients as their inputs: what a projection's view and transpose made goes back without a copy.
 
     Raises:
         ArgumentError: an argument does not fit; the message names it. UnsupportedError: `impl` is not available here.

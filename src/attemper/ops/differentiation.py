@@ -42,9 +42,9 @@ class Attention(torch.autograd.Function):
             return (None,) * len(ctx.needs_input_grad)
         if not may_pass_by(*flowing):
             return None, None, None, *_transformed(ctx.kernel, ctx.rules, inputs, saved[6:], flowing, needs)
-        # A kernel takes its own results to be laid out as it made them; a hook on saved tensors may have laid them out anew.
+        # A kernel takes its row figures to be without gaps; a hook on saved tensors may have laid them out anew.
         output, lse, entropy, figures, unrounded = saved[6:]
-        output, figures, unrounded = (None if each is None else each.contiguous() for each in (output, figures, unrounded))
+        figures = None if figures is None else figures.contiguous()
         result = Forward(output, lse.contiguous(), entropy.contiguous(), None, figures, unrounded)
         with torch.no_grad(), without_autocast(inputs.query.device):
             gradients = KERNELS[ctx.kernel].backward(inputs, ctx.rules, result, flowing, needs)

@@ -1,6 +1,6 @@
 """The statistics algebra: one record per row of logits, its merges, its derived figures, and their summary per head."""
 
-from attemper.stats.heads import HISTOGRAM_EDGES, HeadStats
+from attemper.stats.heads import HISTOGRAM_EDGES, HeadStats, RowsByHead
 from attemper.stats.merging import merge
 from attemper.stats.rows import FIELDS, SATURATED_PEAK, RowStats, moments, record_and_weights
 from attemper.stats.shapes import broadcasts_to
@@ -11,6 +11,7 @@ __all__ = [
     "SATURATED_PEAK",
     "HeadStats",
     "RowStats",
+    "RowsByHead",
     "broadcasts_to",
     "merge",
     "moments",

@@ -8,8 +8,9 @@ What it must hold:
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,8 +55,12 @@ class HeadStats:
         Raises:
             ArgumentError: the mask does not fit the rows.
         """
-        real = _real_rows(rows, query_mask)
-        rows = _by_head(rows)
+        return HeadStats.reduce(RowsByHead.of(rows, query_mask))
+
+    @staticmethod
+    def reduce(of_heads: "RowsByHead") -> "HeadStats":
+        """Reduce rows that lie head by head."""
+        rows, real = of_heads
         shown, several = rows.count > 0, rows.count > 1
         empty = ~shown
         if real is not None:
@@ -64,14 +69,16 @@ class HeadStats:
         finite = shown & torch.isfinite(rows.lse) & torch.isfinite(rows.mean)
         several = several & finite
         centred, peak, normalized = rows.centred_max(), rows.peak(), rows.normalized_entropy()
-        counts = torch.stack((shown, empty, several, several & (peak > SATURATED_PEAK), shown & ~finite)).sum(-1)
+        # Figure by figure: all of them in one tensor would no longer lie in the cache.
+        counted = (shown, empty, several, several & (peak > SATURATED_PEAK), shown & ~finite)
+        counts = torch.stack([each.sum(-1) for each in counted])
 
-        candidates = torch.stack((rows.max, -rows.min, rows.product_max, -rows.product_min, centred))
-        extremes = _largest(torch.where(shown, candidates, -math.inf))
+        candidates = (rows.max, -rows.min, rows.product_max, -rows.product_min, centred)
+        extremes = torch.stack([_largest(torch.where(shown, each, -math.inf)) for each in candidates])
 
         known = torch.where(several, normalized, 0.0)
-        summands = torch.stack((centred, rows.entropy, known, rows.gain(), peak, rows.jacobian_norm()))
-        sums = torch.where(finite, summands, 0.0).sum(-1, dtype=torch.float64)
+        summands = (centred, rows.entropy, known, rows.gain(), peak, rows.jacobian_norm())
+        sums = torch.stack([torch.where(finite, each, 0.0).sum(-1, dtype=torch.float64) for each in summands])
 
         of_finite, of_several = finite.long(), several.long()
         histograms = {
@@ -81,6 +88,16 @@ class HeadStats:
             "peak": histogram("peak", peak, of_several),
         }
         return HeadStats(counts, extremes, sums, histograms)
+
+    def split(self, heads: Sequence[int]) -> "tuple[HeadStats, ...]":
+        """The statistics of the first so many heads, of the next, and so on."""
+        names = list(self.histograms)
+        parts = (self.counts.split(heads, -1), self.extremes.split(heads, -1), self.sums.split(heads, -1))
+        histograms = (self.histograms[name].split(heads) for name in names)
+        return tuple(
+            HeadStats(*three, dict(zip(names, rest, strict=True)))
+            for three, rest in zip(zip(*parts, strict=True), zip(*histograms, strict=True), strict=True)
+        )
 
     def merge(self, other: "HeadStats") -> "HeadStats":
         """The statistics over the rows of both: counts, sums and histograms add up, extremes are the larger ones.
@@ -294,13 +311,48 @@ def _real_rows(rows: RowStats, query_mask: Tensor | None) -> Tensor | None:
     return query_mask.to(rows.lse.device).expand(per_query).reshape(1, -1)
 
 
-def _by_head(rows: RowStats) -> RowStats:
-    """The same record without gradients, of shape [heads, all rows of a head]: each figure is contiguous then."""
+class RowsByHead(NamedTuple):
+    """A record of rows that lie head by head, each figure contiguous: what `HeadStats.reduce` reduces.
 
-    def flat(values: Tensor) -> Tensor:
-        return values.detach().movedim(-2, 0).flatten(1)
+    Attributes:
+        rows: without gradients, of shape [heads, all rows of a head].
+        real: bool [1 or heads, all rows of a head], False where a row is padding; None: all are real.
+    """
 
-    return RowStats(flat(rows.lse), flat(rows.entropy), rows.rest.movedim(-2, 1).flatten(2), rows.sink)
+    rows: RowStats
+    real: Tensor | None
+
+    @staticmethod
+    def of(rows: RowStats, query_mask: Tensor | None = None) -> "RowsByHead":
+        """A record of shape [..., heads, queries]; arguments and errors as of `HeadStats.from_rows`."""
+
+        def flat(values: Tensor) -> Tensor:
+            return values.detach().movedim(-2, 0).flatten(1)
+
+        flattened = RowStats(flat(rows.lse), flat(rows.entropy), rows.rest.movedim(-2, 1).flatten(2), rows.sink)
+        return RowsByHead(flattened, _real_rows(rows, query_mask))
+
+    @property
+    def heads(self) -> int:
+        """How many heads."""
+        return self.rows.lse.shape[0]
+
+    @property
+    def likeness(self) -> tuple[object, ...]:
+        """Equal of records that can be stacked."""
+        lse = self.rows.lse
+        return lse.shape[1], lse.dtype, lse.device, self.rows.sink, self.real is None
+
+    @staticmethod
+    def stack(records: "Sequence[RowsByHead]") -> "RowsByHead":
+        """The heads of all records, which are alike, in their order."""
+        if len(records) == 1:
+            return records[0]
+        rows = [record.rows for record in records]
+        lse, entropy = torch.cat([each.lse for each in rows]), torch.cat([each.entropy for each in rows])
+        rest = torch.cat([each.rest for each in rows], 1)
+        real = [record.real.expand(record.heads, -1) for record in records if record.real is not None]
+        return RowsByHead(RowStats(lse, entropy, rest, rows[0].sink), torch.cat(real) if real else None)
 
 
 def _largest(values: Tensor) -> Tensor:

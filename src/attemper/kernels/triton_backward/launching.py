@@ -58,13 +58,15 @@ class _Work:
         # The forward pass rounds weights to 16 bits before they meet the values, and D = Σ o·do with them. Gradients in float
         # want better: two more sums give D again, and what its error does to the first.
         again = inputs.query.dtype != torch.float32 and d_output is not None and (needs.scale or needs.sinks or needs.mask)
+        output = result.output if result.unrounded is None else result.unrounded
         self.sums = None
         if needs.scale or again:
             self.sums = inputs.scale.new_empty(3 if again else 1, *result.lse.shape)
         self.given: dict[str, Any] = {
             **arguments(inputs, rules),
             **dict(zip(("flow_batch", "flow_head", "flow_row", "flow_column"), flow, strict=True)),
-            "output": None if d_output is None else result.output if result.unrounded is None else result.unrounded,
+            # A hook on saved tensors may have laid it out anew.
+            "output": None if d_output is None or output is None else output.contiguous(),
             "figures": result.figures,
             "figure_stride": result.lse.numel(),
             "entropy": result.entropy,

@@ -138,6 +138,22 @@ def test_inductor() -> None:
     agree(run, tensors(attn_mask="float", scale="head", sinks="head"), backend="inductor", dynamic=True, exactly=False)
 
 
+@pytest.mark.slow
+@inductor_warns
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inductor_with_projections(dynamic: bool) -> None:
+    """Views of one projection, their heads beside one another in each row, as models make them; and back into such rows."""
+    joined, out = torch.randn(24, 72), torch.randn(24, 24)
+
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        query, key, value = (part.unflatten(-1, (3, 8)).transpose(1, 2) for part in (x @ joined).split(24, -1))
+        return y + attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2) @ out
+
+    for rows in (9, 14):
+        given = {name: torch.randn(2, rows, 24).requires_grad_() for name in "xy"}
+        agree(run, given, backend="inductor", dynamic=dynamic, exactly=False)
+
+
 class TestDropout:
     """The seed is drawn by every run of the graph, not once by its maker."""
 

@@ -9,6 +9,7 @@ from torch._subclasses import FakeTensorMode
 
 from attemper import attention
 from attemper.errors import UnsupportedError
+from attemper.kernels import cpu
 from attemper.kernels.spec import Inputs
 from attemper.ops import operators, row_stats
 from attemper.ops.arguments import check
@@ -60,6 +61,21 @@ def test_opcheck(case: Case, kernel: str) -> None:
     query, key, _, mask, scale, sinks = inputs
     torch.library.opcheck(operators.forward, (*inputs, *numbers, True, True))
     torch.library.opcheck(operators.row_stats, (query, key, mask, scale, sinks, *numbers[1:-1], 1))
+    needs = [tensor is not None and tensor.is_floating_point() for tensor in inputs]
+    torch.library.opcheck(operators.backward, backward_arguments(inputs, numbers, needs, "ole"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kernel", ["cpu", "blocked"])
+def test_opcheck_where_the_heads_of_a_row_lie_beside_one_another(kernel: str, dtype: torch.dtype) -> None:
+    if kernel == "cpu" and not cpu.available():
+        pytest.skip("the kernel is not built here (CI insists on it)")
+    inputs, numbers = arguments_of(Case("", is_causal=True), kernel, dtype)
+    query, key, value, *others = inputs
+    assert value is not None
+    inputs = Inputs(*(tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (query, key, value)), *others)
+    torch.library.opcheck(operators.forward, (*inputs, *numbers, True, True))
     needs = [tensor is not None and tensor.is_floating_point() for tensor in inputs]
     torch.library.opcheck(operators.backward, backward_arguments(inputs, numbers, needs, "ole"))
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attemper.kernels.layout import beside_heads, laid_out
 from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Upstream, invisible_below
 
 try:
@@ -103,13 +104,14 @@ class _Figure(enum.IntEnum):
 
 
 FIGURES = len(_Figure)
+LIKE_INPUTS: bool = True
 
 
 def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:
     """softmax(z) v and the record of z; the output is laid out as the queries are."""
     query, _, value, _, scale, _ = inputs
     rows = query.shape[:3]
-    output = None if value is None else _laid_out(query, *rows, value.shape[-1])
+    output = None if value is None else laid_out(query, *rows, value.shape[-1])
     lse, entropy = scale.new_empty(*rows), scale.new_empty(*rows)
     rest = scale.new_empty(10, *rows) if statistics else None
     figures = scale.new_empty(FIGURES, *rows) if differentiable else None
@@ -194,11 +196,11 @@ def _plan(
         factor = 1.0 / math.sqrt(query[3])
         scale = torch.full((1, 1, 1), factor, dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="cpu")
     q, k, v = (torch.empty_strided(*each, dtype=dtype, device="meta") for each in zip(shapes, strides, strict=True))
-    output = _laid_out(q, *query[:3], value[3])
+    output = laid_out(q, *query[:3], value[3])
     written = (*_view(output), *(0,) * 12)
     record = _packed(Inputs(q, k, v, None, scale, None), Rules(is_causal=is_causal), threads, statistics, written)
     head, _, of_query, _, of_key, _, of_value, _, of_output, *_, tail = _AROUND_ADDRESSES.unpack(record)
-    beside = _beside(q)
+    beside = beside_heads(q)
     in_memory = output.transpose(1, 2) if beside else output
     return Plan(tuple(query[:3]), tuple(in_memory.shape), beside, scale, head, of_query, of_key, of_value, of_output, tail)
 
@@ -237,7 +239,7 @@ def _backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream,
     def beside(need: bool, like: Tensor, *parts: int) -> Tensor | None:
         if not need:
             return None
-        found = _laid_out(like, *parts, *like.shape, dtype=dtype if parts else like.dtype)
+        found = laid_out(like, *parts, *like.shape, dtype=dtype if parts else like.dtype)
         return found if rows else found.zero_()
 
     # Where keys are dealt to several units each has a gradient of the queries.
@@ -362,19 +364,6 @@ def _packed(
         rules.dropout_p,
         0.0 if mask is None or mask.dtype == torch.bool else invisible_below(mask.dtype, inputs.compute_dtype),
     )
-
-
-def _beside(like: Tensor) -> bool:
-    """Whether the heads of a row lie beside one another, as a projection leaves them: [batch, rows, heads, width] in memory."""
-    return like.stride(1) < like.stride(2)
-
-
-def _laid_out(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    """[..., heads, rows, width] without gaps, so that who takes it apart as `like` was put together need not copy it."""
-    *parts, heads, rows, width = shape
-    if _beside(like):
-        return like.new_empty(*parts, rows, heads, width, dtype=dtype).transpose(-3, -2)
-    return like.new_empty(*shape, dtype=dtype)
 
 
 def _sum_of_parts(parts: Tensor) -> Tensor:

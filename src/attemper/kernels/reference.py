@@ -12,6 +12,7 @@ from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Tile
 from attemper.stats import RowStats, record_and_weights
 
 FIGURES: int = 0  # the backward pass keeps nothing: it goes forward again
+LIKE_INPUTS: bool = False
 
 
 def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:

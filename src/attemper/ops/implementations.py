@@ -9,9 +9,15 @@ from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Upst
 
 
 class Kernel(Protocol):
-    """What an implementation offers; FIGURES is how many figures of a row it keeps for its backward pass, see `Forward`."""
+    """What an implementation offers.
+
+    Attributes:
+        FIGURES: how many figures of a row it keeps for its backward pass, see `Forward`.
+        LIKE_INPUTS: whether output and gradients are laid out as `kernels.layout` has it; else they are contiguous.
+    """
 
     FIGURES: int
+    LIKE_INPUTS: bool
 
     def forward(self, inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:
         """The output and the record; see `Forward`. What is not differentiable need not be saved for a backward pass."""
@@ -35,6 +41,7 @@ class _Triton:
     """The Triton kernels, which are loaded, and Triton with them, by the first call."""
 
     FIGURES = triton_problem.FIGURES
+    LIKE_INPUTS = False
 
     def forward(self, inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:
         from attemper.kernels import triton_forward

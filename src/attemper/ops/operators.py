@@ -2,8 +2,8 @@
 
 What it must hold:
 - an operator takes the kernel by name, tensors in the normal form of `Inputs`, and the rules as plain numbers;
-- it returns a fixed number of contiguous tensors that share no memory, empty where one is not wanted, so that their shapes
-  follow from the arguments;
+- it returns a fixed number of tensors without gaps that share no memory, empty where one is not wanted, so that their shapes
+  and strides follow from the arguments;
 - the seed of dropout is a tensor that is drawn outside: a compiled graph holds no number from the time when it was made.
 """
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attemper.errors import UnsupportedError
+from attemper.kernels.layout import laid_out
 from attemper.kernels.spec import Forward, Inputs, Needs, Rules, Upstream
 from attemper.ops import batching
 from attemper.ops.autocast import without_autocast
@@ -72,15 +73,18 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     with without_autocast(query.device):
         result = found.forward(inputs, rules, statistics=statistics, differentiable=differentiable)
     assert result.output is not None
-    parts = (result.lse, result.entropy, result.rest, result.figures, result.unrounded)
-    return result.output.contiguous(), *(_result(part, query, inputs.compute_dtype) for part in parts)
+    of_rows = (_result(part, query, inputs.compute_dtype) for part in (result.lse, result.entropy, result.rest, result.figures))
+    if found.LIKE_INPUTS:
+        unrounded = query.new_empty(0, dtype=inputs.compute_dtype) if result.unrounded is None else result.unrounded
+        return result.output, *of_rows, unrounded
+    return result.output.contiguous(), *of_rows, _result(result.unrounded, query, inputs.compute_dtype)
 
 
 @torch.library.register_fake("attemper::forward")
 def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
     query, _, value, _, scale, _, _, kernel, *_, statistics, differentiable = arguments
     rows, dtype, figures = query.shape[:3], scale.dtype, KERNELS[kernel].FIGURES
-    output = query.new_empty(*rows, value.shape[-1])
+    output = _empty(kernel, query, *rows, value.shape[-1])
     keeps = differentiable and figures > 0  # a kernel that keeps no figures keeps no output either
     return (
         output,
@@ -88,8 +92,12 @@ def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
         query.new_empty(rows, dtype=dtype),
         query.new_empty((10, *rows) if statistics else (0,), dtype=dtype),
         query.new_empty((figures, *rows) if keeps else (0,), dtype=dtype),
-        query.new_empty(output.shape if keeps and dtype != query.dtype else (0,), dtype=dtype),
+        torch.empty_like(output, dtype=dtype) if keeps and dtype != query.dtype else query.new_empty(0, dtype=dtype),
     )
+
+
+def _empty(kernel: str, like: Tensor, *shape: int) -> Tensor:
+    return laid_out(like, *shape) if KERNELS[kernel].LIKE_INPUTS else like.new_empty(*shape)
 
 
 @torch.library.impl("attemper::row_stats", "default")
@@ -116,20 +124,31 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     results, flowing, (kernel, *numbers, needs) = arguments[7:12], Upstream(*arguments[12:15]), arguments[15:]
     inputs, rules = _problem(arguments, numbers)
     # A kernel takes its own results to be laid out as it made them; vmap may have spread them since.
-    output, lse, entropy, figures, unrounded = (each.contiguous() for each in results)
+    output, lse, entropy, figures, unrounded = results
+    if not KERNELS[kernel].LIKE_INPUTS:
+        output, unrounded = output.contiguous(), unrounded.contiguous()
+    lse, entropy, figures = lse.contiguous(), entropy.contiguous(), figures.contiguous()
     result = Forward(output, lse, entropy, None, _wanted(figures), _wanted(unrounded))
     query, found = inputs.query, KERNELS[choose(kernel, inputs, seen=True)]
     with without_autocast(query.device), with_autograd():  # the reference differentiates by it
         gradients = found.backward(inputs, rules, result, flowing, Needs(*needs))
-    return tuple(query.new_empty(0) if gradient is None else gradient.contiguous() for gradient in gradients)
+    of_inputs = 3 if found.LIKE_INPUTS else 0
+    return tuple(
+        query.new_empty(0) if gradient is None else gradient if place < of_inputs else gradient.contiguous()
+        for place, gradient in enumerate(gradients)
+    )
 
 
 @torch.library.register_fake("attemper::backward")
 def _backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
-    query, needs = arguments[0], arguments[-1]
+    query, kernel, needs = arguments[0], arguments[15], arguments[-1]
     return tuple(
-        tensor.new_empty(tensor.shape) if need and tensor is not None else query.new_empty(0)
-        for tensor, need in zip(arguments[:DIFFERENTIABLE_ARGUMENTS], needs, strict=True)
+        query.new_empty(0)
+        if not need or tensor is None
+        else _empty(kernel, tensor, *tensor.shape)
+        if place < 3
+        else tensor.new_empty(tensor.shape)
+        for place, (tensor, need) in enumerate(zip(arguments[:DIFFERENTIABLE_ARGUMENTS], needs, strict=True))
     )
 
 

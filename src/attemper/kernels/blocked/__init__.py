@@ -9,6 +9,6 @@ What it must hold:
 """
 
 from attemper.kernels.blocked.backward import backward
-from attemper.kernels.blocked.forward import FIGURES, forward
+from attemper.kernels.blocked.forward import FIGURES, LIKE_INPUTS, forward
 
-__all__ = ["FIGURES", "backward", "forward"]
+__all__ = ["FIGURES", "LIKE_INPUTS", "backward", "forward"]

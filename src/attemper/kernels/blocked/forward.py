@@ -10,6 +10,7 @@ from attemper.kernels.spec import Forward, Inputs, Rules, Tile, fold_groups, non
 from attemper.stats import moments
 
 FIGURES: int = 3  # kept for the backward pass: shift, total, product_max
+LIKE_INPUTS: bool = False
 
 
 def forward(inputs: Inputs, rules: Rules, *, statistics: bool, differentiable: bool) -> Forward:

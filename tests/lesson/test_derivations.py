@@ -39,6 +39,17 @@ def test_the_gradients_of_logits_query_and_scale() -> None:
     torch.testing.assert_close(given[1], (logits * (key @ query.detach())).sum())
 
 
+def test_a_factor_and_the_length_of_a_matrix_have_one_gradient() -> None:
+    x, weight, key, value, outer = torch.randn(5, D), torch.randn(D, D), torch.randn(N, D), torch.randn(N, D), torch.randn(5, D)
+    logarithm = torch.zeros((), requires_grad=True)
+    weight.requires_grad_()
+    loss = ((logarithm.exp() * (x @ weight) @ key.mT).softmax(-1) @ value * outer).sum()
+    by_factor, by_weight = torch.autograd.grad(loss, (logarithm, weight))
+    step = 1e-6
+    change = (weight - step * by_weight).norm().log() - weight.norm().log()  # of ln ‖W‖ in a step of gradient descent
+    torch.testing.assert_close(weight.square().sum() * change, -step * by_factor, rtol=1e-3, atol=1e-9)
+
+
 def test_a_one_hot_row_passes_nothing_on() -> None:
     p, value, outer = torch.nn.functional.one_hot(torch.tensor(3), N).double(), torch.randn(N, D), torch.randn(D)
     assert (p * (value @ outer - outer @ (p @ value))).abs().max() == 0

@@ -1,7 +1,8 @@
 """`Figure`: a measured number with its uncertainty, and how one is made of several seeds.
 
-The uncertainty is what a second measurement with other seeds may differ by: six standard errors of the mean, since the difference
-of two means has √2 standard errors, and four of those leave one false alarm in some thousands.
+The uncertainty is what a second measurement with other seeds may differ by: √2·t standard errors of the mean, since the
+difference of two means has √2 of them, and t is Student's for as many seeds at one false alarm in a thousand. Where a figure is no mean but
+may differ by a factor, that is stated instead: a ± as large as the figure would let anything below it pass.
 """
 
 import dataclasses
@@ -13,7 +14,8 @@ from typing import Any
 
 import torch
 
-_STANDARD_ERRORS = 6.0
+# √2·t by the number of seeds: both tails of Student's distribution together hold 1/1000.
+_STANDARD_ERRORS = {6: 9.71, 8: 7.65, 12: 6.27, 16: 5.76}
 
 
 @dataclass(frozen=True)
@@ -23,18 +25,35 @@ class Figure:
     Attributes:
         value: the number; margin: how far another measurement may lie from it, in the same unit, 0 where it is exact.
         form: the format in which it is written.
+        factor: by which another measurement may be larger or smaller, where that is what is known; margin is then 0.
     """
 
     value: float
     margin: float
     form: str = ".3g"
+    factor: float = 1.0
 
     def __str__(self) -> str:
         return written(self.value, self.form)
 
     def with_margin(self) -> str:
         """The number and its uncertainty."""
-        return f"{self} ± {written(self.margin, '.1g')}" if self.margin else str(self)
+        if self.factor > 1:
+            return f"{self} ×/÷ {self.factor:g}"
+        return f"{self} ± {_upwards(self.margin)}" if self.margin else str(self)
+
+    def agrees(self, other: float) -> bool:
+        """Whether another measurement lies within the uncertainty."""
+        if self.factor > 1:
+            return self.value / self.factor <= other <= self.value * self.factor
+        return abs(self.value - other) <= self.margin
+
+
+def _upwards(margin: float) -> str:
+    """A margin with one digit, never a smaller one."""
+    power = 10.0 ** math.floor(math.log10(margin))
+    larger = math.ceil(round(margin / power, 6)) * power
+    return written(larger, ".0f" if larger >= 1 else ".1g")
 
 
 def written(value: float, form: str) -> str:
@@ -73,19 +92,20 @@ def exact(value: float, form: str = ".3g") -> Figure:
     return Figure(float(value), 0.0, form)
 
 
-def declared(value: float, margin: float, form: str = ".3g") -> Figure:
-    """A number whose uncertainty is not that of a mean; where it is called says why it is what it is."""
-    return Figure(float(value), float(margin), form)
+def within_factor(value: float, factor: float, form: str = ".3g") -> Figure:
+    """A positive number that another measurement may find larger or smaller by a factor; where it is called says why."""
+    return Figure(float(value), 0.0, form, factor)
 
 
 def estimated(samples: Sequence[float], form: str = ".3g", floor: float = 0.0) -> Figure:
     """The mean over seeds.
 
     Args:
-        samples: one number a seed, two at least. floor: the least margin, where the seeds agree to the last digit.
+        samples: one number a seed, for one of the numbers of seeds of which t is known here.
+        floor: the least margin, where the seeds agree to the last digit.
     """
     error = statistics.stdev(samples) / math.sqrt(len(samples))
-    return Figure(statistics.fmean(samples), max(_STANDARD_ERRORS * error, floor), form)
+    return Figure(statistics.fmean(samples), max(_STANDARD_ERRORS[len(samples)] * error, floor), form)
 
 
 def over_seeds(one: Callable[[int], Mapping[str, float]], seed: int, repeats: int) -> dict[str, list[float]]:

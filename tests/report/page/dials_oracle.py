@@ -85,7 +85,7 @@ def expected(at: Settings) -> Expected:
     dtype = DTYPES[at.dtype]
     logits = (products.to(dtype) * at.factor).double()  # what eager code writes
     weights = _weights(at, logits)
-    kept = products.isfinite().all(-1) & weights.isfinite().all(-1)
+    kept = products.isfinite().all(-1) & weights.isfinite().all(-1) & (weights > 0).any(-1)
     record = RowStats.from_logits(logits[kept], products=products[kept])
     sizes = _gradient(logits[kept], normals(GRADIENTS, at.rows, at.n)[kept]).square().sum(-1)
     per_row = {

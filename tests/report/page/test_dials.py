@@ -99,3 +99,5 @@ def test_what_is_known_of_scaling_shows() -> None:
     raised = expected(Settings(sigma=4, dtype="float16", softmax="plain")).figures
     assert raised["product_overflow"] == 0.0
     assert raised["lost_rows"] > 0.9
+    # In one row of these no e^z overflows, but their sum does, and leaves weights of 0.
+    assert expected(Settings(sigma=2, n=1024, dtype="float16", softmax="plain")).figures["lost_rows"] == 1.0

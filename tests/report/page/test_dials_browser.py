@@ -39,6 +39,7 @@ SETTINGS = (
     Settings(sigma=32, n=48, d=96, dtype="float16", rho=0.75),
     Settings(sigma=4, dtype="float16", softmax="plain"),
     Settings(sigma=0.25, dtype="float16", softmax="plain", n=8),
+    Settings(sigma=2, dtype="float16", softmax="plain", n=1024),  # a sum that overflows where no term does
     Settings(sigma=16, softmax="plain", rho=0.3),
     Settings(sigma=2, dtype="bfloat16", d=12, n=24, rho=0.99),
 )
@@ -109,6 +110,8 @@ def number(text: str) -> float | None:
 
 
 def written(text: str) -> float | None:
+    if text == "< 0.1%":
+        return 0.0004
     text = text.replace("−", "-").replace("∞", "inf")
     if text.endswith("%"):
         return float(text[:-1]) / 100
@@ -241,6 +244,13 @@ def test_the_temperature_belongs_to_the_cosine(opened) -> None:
     shown.page.keyboard.press("End")
     wait_for(shown, tau=100)
     assert shown.text("#dials-figure-logit_std") != before
+
+
+def test_a_share_of_something_is_not_written_as_nothing(opened) -> None:
+    shown = opened()
+    turn(shown, Settings(n=1024, rho=0.9, dtype="float16", softmax="plain"))
+    assert shown.text("#dials-figure-exp_overflow") == "< 0.1%"
+    assert shown.text("#dials-figure-product_overflow") == "0.0%"
 
 
 def test_lost_rows_are_told(opened) -> None:

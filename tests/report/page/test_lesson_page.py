@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from attemper.lesson.making import compose
+from attemper.lesson.sources import SOURCES
 from attemper.lesson.topics import LANGUAGES, TOPICS
 from attemper.lesson.wording import WORDINGS
 from attemper.report.lessons import Chapter, Item, Part, Picture
@@ -51,7 +52,7 @@ def test_it_is_one_small_file_with_every_topic(language: str) -> None:
     assert set(TOPICS) <= set(ids)
     targets = [attrs["href"] or "" for tag, attrs in elements.found if tag == "a"]
     assert {target[1:] for target in targets if target.startswith("#")} == set(TOPICS)
-    assert all(target.startswith(("#", "https://arxiv.org/abs/")) for target in targets)
+    assert {target for target in targets if not target.startswith("#")} == {source.address for source in SOURCES.values()}
     assert not [attrs for _, attrs in elements.found if {"style", "src", "onclick"} & attrs.keys()]
     levels = [int(tag[1]) for tag, _ in elements.found if re.fullmatch(r"h\d", tag)]
     assert levels[0] == 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from attemper.lesson.figures import Figure, Measured, averaged, declared, estimates, exact, over_seeds
+from attemper.lesson.figures import Figure, Measured, averaged, estimates, exact, over_seeds, within_factor
 from attemper.ops import attention
 from attemper.ops.attention import row_stats
 from attemper.scales import Learned, LogLength
@@ -52,8 +52,7 @@ def measure(seed: int) -> LearnedTemperature:
         needle_loglength_4096=".3f",
     )
     # The largest of what rounding makes, in float64, against a difference quotient: a matter of powers of ten.
-    largest = max(samples["gradient_error"])
-    error = declared(largest, 100 * largest, ".0e")
+    error = within_factor(max(samples["gradient_error"]), 100, ".0e")
     return LearnedTemperature(points=points, sdpa_takes_tensor=exact(_sdpa_takes_tensor()), gradient_error=error, **figures)
 
 

@@ -10,6 +10,7 @@ from attemper.nn.rope_rules import YarnRope
 from attemper.ops.attention import row_stats
 from attemper.scales import Yarn
 from attemper.scales.base import LogitShape
+from attemper.scales.rotary import mscale
 
 _KEYS, _WIDTH = 256, 64
 _STRETCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -17,7 +18,10 @@ _STRETCHES = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True, kw_only=True)
 class RopeYarn(Measured):
-    """Figures: length after RoPE over length before; spread of the logits without, with RoPE, with YaRN; YaRN's own formula."""
+    """Figures: length after RoPE over length before; spread of the logits without and with it; what YaRN multiplies them by.
+
+    That is measured, and by its own formula; by DeepSeek-V2's as well.
+    """
 
     length_ratio: Figure
     std_plain: Figure
@@ -27,6 +31,7 @@ class RopeYarn(Measured):
     yarn_rule_4: Figure
     yarn_rule_16: Figure
     yarn_rule_40: Figure
+    yarn_rule_v2: Figure
 
 
 def measure(seed: int) -> RopeYarn:
@@ -36,6 +41,7 @@ def measure(seed: int) -> RopeYarn:
     # Ratios of one drawing of q and k to itself: amplitude² at every position up to float32 rounding, and no seed's matter.
     ratios = {f"yarn_ratio_{s}": _same(samples[f"yarn_ratio_{s}"]) for s in (4, 16)}
     rules = {f"yarn_rule_{s}": exact(_rule(s), ".3f") for s in (4, 16, 40)}
+    rules["yarn_rule_v2"] = exact(mscale(40, 0.707) ** 2, ".3f")  # its config: rope_scaling.mscale_all_dim and factor
     points = [Point(s, _same(samples[f"yarn_ratio_{s}"]).value, "yarn") for s in _STRETCHES]
     points += [Point(s, 1.0, "rope") for s in _STRETCHES]
     return RopeYarn(points=tuple(points), length_ratio=_same(samples["length_ratio"]), **figures, **ratios, **rules)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attemper.lesson.figures import Figure, Measured, averaged, declared, estimated, estimates, exact, over_seeds
+from attemper.lesson.figures import Figure, Measured, averaged, estimated, estimates, exact, over_seeds, within_factor
 from attemper.ops import attention
 from attemper.ops.attention import row_stats
 from attemper.stats import merge
@@ -49,7 +49,7 @@ def measure(seed: int) -> SixteenBit:
         raw_of_forty=exact(40 * math.sqrt(128), ".1f"),
         bf16_spacing_300=exact(spacing.item(), ".0f"),
         naive_rows_lost=estimated(samples["naive_rows_lost"], ".0%", floor=0.01),
-        merge_error=declared(max(samples["merge_error"]), 10 * max(samples["merge_error"]), ".0e"),  # a few roundings of float64
+        merge_error=within_factor(max(samples["merge_error"]), 10, ".0e"),  # a few roundings of float64
         **figures,
         **_finite(),
     )

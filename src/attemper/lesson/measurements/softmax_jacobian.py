@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attemper.lesson.figures import Figure, Measured, Point, declared, estimates, over_seeds
+from attemper.lesson.figures import Figure, Measured, Point, estimates, over_seeds, within_factor
 from attemper.ops import attention
 
 _KEYS, _WIDTH = 256, 64
@@ -50,9 +50,9 @@ def measure(seed: int) -> SoftmaxJacobian:
         f"{name}_{std}": form for std in (1, 4, 16, 64) for name, form in (("entropy", ".3f"), ("gain", ".3f"), ("rms", ".3f"))
     }
     figures = estimates(samples, **forms, saturated_64=".2f", query_gradient_scaled=".3f", query_gradient_unscaled=".3f")
-    # A median far out on a tail varies by factors: from seed to seed its logarithm does by at most this much.
+    # A median far out on a tail varies by factors: by at most these ones from seed to seed.
     for std, factor in ((1, 1.2), (4, 1.2), (16, 3.0), (64, 30.0)):
-        figures[f"median_row_{std}"] = declared(medians[std], medians[std] * (factor - 1), ".2g" if std < 64 else ".0e")
+        figures[f"median_row_{std}"] = within_factor(medians[std], factor, ".2g" if std < 64 else ".0e")
     return SoftmaxJacobian(points=tuple(points), **figures)
 
 

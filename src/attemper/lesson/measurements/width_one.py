@@ -1,5 +1,6 @@
 """One number a head: the factor is 1, and what is left is the shape of the distribution."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ _EDGES = torch.linspace(-4, 4, 41)
 
 @dataclass(frozen=True, kw_only=True)
 class WidthOne(Measured):
-    """Figures: the factor at d = 1; variance and kurtosis of u/√d; share of logits beyond ±4; entropy."""
+    """Figures: the factor at d = 1; variance and kurtosis of u/√d; share of logits, and of normal numbers, beyond ±4; entropy."""
 
     factor: Figure
     variance_1: Figure
@@ -25,6 +26,7 @@ class WidthOne(Measured):
     kurtosis_64: Figure
     beyond_four_1: Figure
     beyond_four_64: Figure
+    beyond_four_normal: Figure
     entropy_1: Figure
     entropy_64: Figure
 
@@ -54,7 +56,10 @@ def measure(seed: int) -> WidthOne:
         entropy_64=".3f",
     )
     return WidthOne(
-        points=tuple(points), factor=exact(float(InverseSqrt().factor(LogitShape(1, 1, _KEYS, _KEYS))), ".0f"), **figures
+        points=tuple(points),
+        factor=exact(float(InverseSqrt().factor(LogitShape(1, 1, _KEYS, _KEYS))), ".0f"),
+        beyond_four_normal=exact(math.erfc(4 / math.sqrt(2)), ".1e"),
+        **figures,
     )
 
 

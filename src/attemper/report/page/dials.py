@@ -44,7 +44,7 @@ FIGURES = (
     Figure("gradient_median", "median ‖dz‖"),
     Figure("product_overflow", "|u| = ∞", "percent"),
     Figure("exp_overflow", "e^z = ∞", "percent"),
-    Figure("lost_rows", "p = NaN", "percent"),
+    Figure("lost_rows", "|u| = ∞, p = NaN, Σ p = 0", "percent"),
 )
 
 

@@ -28,7 +28,7 @@ WORDS: Mapping[str, Mapping[str, Any]] = {
         "weights_spoken": "Weights of the first row, sorted; the largest is {first}, the {count} smallest, which are not drawn, "
         "add up to {share}",
         "rest": "The other {count} keys together: {share}",
-        "lost": "This row is lost: a product is infinite or a weight is not a number.",
+        "lost": "This row is lost: a product is infinite, or the weights are no numbers or all 0.",
         "means": "Where a figure belongs to a row, its mean over the rows is shown.",
         "spoken": "Normalized entropy {normalized_entropy}, peak {peak}, gain {gain}, gradient {gradient_rms}; products that "
         "overflow {product_overflow}, rows lost {lost_rows}",
@@ -52,7 +52,10 @@ WORDS: Mapping[str, Mapping[str, Any]] = {
                 "e^z that overflow",
                 "unless the maximum is subtracted: beyond z = 11.09 in float16, 88.7 in bfloat16 and float32.",
             ),
-            "lost_rows": ("Rows lost", "with an infinite product or a weight that is no number; the means leave them out."),
+            "lost_rows": (
+                "Rows lost",
+                "with an infinite product, or weights that are no numbers or all 0 (e^z fits, Σ does not); the means leave them out.",
+            ),
         },
     },
     "zh": {
@@ -78,7 +81,7 @@ WORDS: Mapping[str, Mapping[str, Any]] = {
         "weights": "第一行的权重，从大到小",
         "weights_spoken": "第一行的权重，从大到小；最大的是 {first}，最小的 {count} 个没有画出，合计 {share}",
         "rest": "其余 {count} 个 key 合计 {share}",
-        "lost": "这一行已经作废：有点积成了无穷大，或者有权重不是数（NaN）。",
+        "lost": "这一行已经作废：有点积成了无穷大，或者权重不是数（NaN）、全为 0。",
         "means": "凡是按行定义的量，这里都取各行的平均。",
         "spoken": "归一化熵 {normalized_entropy}，最大权重 {peak}，增益 {gain}，梯度 {gradient_rms}；"
         "溢出的点积 {product_overflow}，作废的行 {lost_rows}",
@@ -96,7 +99,7 @@ WORDS: Mapping[str, Mapping[str, Any]] = {
                 "溢出的 e^z",
                 "这是不减最大值的情形：float16 过了 z = 11.09 溢出，bfloat16 和 float32 过了 88.7 溢出。",
             ),
-            "lost_rows": ("作废的行", "有无穷大的点积，或者有不是数的权重；求平均时不计入。"),
+            "lost_rows": ("作废的行", "有无穷大的点积，或者权重不是数、全为 0（e^z 放得下，Σ 放不下）；求平均时不计入。"),
         },
     },
 }

@@ -7,7 +7,8 @@ const shape = (name, given) => {
   return made;
 };
 const short = (value) => (value === null ? "—" : Number.isFinite(value) ? String(Number(value.toPrecision(3))).replace("-", "−") : "∞");
-const show = (value, form) => (value !== null && form === "percent" ? write(value, "percent") : short(value));
+const rare = (value) => (value > 0 && value < 0.0005 ? "< 0.1%" : write(value, "percent")); // not 0, where something is
+const show = (value, form) => (value !== null && form === "percent" ? rare(value) : short(value));
 const filled = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 const control = (name) => document.getElementById(`dials-${name}`);
 
@@ -56,7 +57,7 @@ function drawWeights(weights, { n }) {
   picture.setAttribute("viewBox", `0 0 ${Math.min(n, BINS)} 100`);
   picture.replaceChildren(...bars(shown, shown));
   const rest = weights === null ? 0 : weights.slice(BINS).reduce((sum, each) => sum + each, 0);
-  const texts = { first: shown.length ? short(shown[0]) : "", count: n - shown.length, share: write(rest, "percent") };
+  const texts = { first: shown.length ? short(shown[0]) : "", count: n - shown.length, share: rare(rest) };
   control("most").textContent = texts.first;
   picture.setAttribute("aria-label", weights === null ? words.lost : filled(words.weights_spoken, texts));
   control("weights-note").textContent = weights === null ? words.lost : n > BINS ? filled(words.rest, texts) : "";

@@ -186,7 +186,8 @@ function middle(values) {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 }
 
-// Everything that is shown. A row with an infinite product or a NaN weight is lost, and left out of the means.
+// Everything that is shown. A row is lost, and left out of the means, if a product is infinite, a weight NaN,
+// or all weights are 0, since their sum is infinite although no term is.
 function measure(settings) {
   const { n, dtype, softmax } = settings;
   const { round } = DTYPES[dtype];
@@ -197,6 +198,7 @@ function measure(settings) {
     const z = scaled.subarray(r * n, (r + 1) * n);
     const weights = weightsOf(z, softmax, round);
     if (!products.subarray(r * n, (r + 1) * n).every(Number.isFinite) || !weights.every(Number.isFinite)) continue;
+    if (!weights.some((each) => each > 0)) continue;
     records.push(record(z, kept.gradients.row(r, n)));
     if (r === 0) first = weights.sort().reverse();
   }

@@ -25,9 +25,8 @@ def named(text: str) -> list[str]:
 
 def numbers(text: str) -> list[str]:
     """What a text says in digits, two or more: one digit may be a word in the other language."""
-    return sorted(
-        re.findall(r"\d[\d.,]*\d|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]{2,}|\d·10[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", re.sub(r"\{[^}]*\}|\[@[^\]]*\]|`[^`\n]*`", "", text))
-    )
+    prose = re.sub(r"\{[^}]*\}|\[@[^\]]*\]|`[^`\n]*`", "", text)
+    return sorted(re.findall(r"\d·10[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+|\d[\d.]*\d[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]*", prose))
 
 
 def formulas(text: str) -> list[str]:

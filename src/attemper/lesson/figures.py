@@ -1,8 +1,8 @@
 """`Figure`: a measured number with its uncertainty, and how one is made of several seeds.
 
 The uncertainty is what a second measurement with other seeds may differ by: √2·t standard errors of the mean, since the
-difference of two means has √2 of them, and t is Student's for as many seeds at one false alarm in a thousand. Where a figure is no mean but
-may differ by a factor, that is stated instead: a ± as large as the figure would let anything below it pass.
+difference of two means has √2 of them, and t is Student's for as many seeds at one false alarm in a thousand. Where a figure is
+no mean but may differ by a factor, that is stated instead: a ± as large as the figure would let anything below it pass.
 """
 
 import dataclasses

@@ -109,6 +109,28 @@ def test_every_picture_is_drawn_and_nothing_is_wider_than_the_page(opened, langu
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_number_is_broken_on_a_narrow_screen(opened, language: str) -> None:
+    shown = opened(language, width=360)
+    broken = """() => [...document.querySelectorAll(".part td")].flatMap((cell) => {
+      const walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+      const found = [];
+      for (let node = walk.nextNode(); node; node = walk.nextNode()) {
+        for (const each of node.data.matchAll(/[0-9.]+/g)) {
+          const range = document.createRange();
+          range.setStart(node, each.index);
+          range.setEnd(node, each.index + each[0].length);
+          if (range.getClientRects().length > 1) found.push(each[0]);
+        }
+      }
+      return found;
+    })"""
+    assert shown.page.locator(".part td").count() > 100
+    assert shown.page.evaluate(broken) == []
+    assert shown.page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("language", "theme"), [("en", "dark"), ("zh", "light")])
 def test_axe_finds_nothing_serious(opened, language: str, theme: str) -> None:
     shown = opened(language, theme=theme)

@@ -54,7 +54,7 @@ WORDS: Mapping[str, Mapping[str, Any]] = {
             ),
             "lost_rows": (
                 "Rows lost",
-                "with an infinite product, or weights that are no numbers or all 0 (e^z fits, Σ does not); left out of the means.",
+                "with an infinite product, or weights that are no numbers or all 0 (e^z fits, Σ not); left out of the means.",
             ),
         },
     },

@@ -55,13 +55,19 @@ def _points(picture: Picture) -> list[dict[str, Any]]:
 
 
 def _markdown():
-    """Markdown to HTML; HTML within it is shown as text."""
+    """Markdown to HTML; HTML within it is shown as text. A table that is wider than the page can be moved, and bears a label."""
     from markdown_it import MarkdownIt
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
 
-    def rendered(text: str) -> "Markup":
-        return Markup(parser.render(text))
+    def table_open(_renderer, _tokens, _index, _options, env) -> str:
+        return f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(env["label"])}">\n<table>\n'
+
+    parser.add_render_rule("table_open", table_open)
+    parser.add_render_rule("table_close", lambda *_: "</table>\n</div>\n")
+
+    def rendered(text: str, label: str) -> "Markup":
+        return Markup(parser.render(text, {"label": label}))
 
     return rendered

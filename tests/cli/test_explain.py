@@ -1,6 +1,8 @@
 """`attemper explain`: the list of topics, one of them, a page, and what cannot be explained."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,17 @@ def test_a_topic_in_chinese(capsys: Capture) -> None:
     out = capsys.readouterr().out
     assert "在本机上测得" in out
     assert "[对] RoPE 保持模长" in out
+
+
+def test_a_reader_who_has_gone_is_no_failure() -> None:
+    command = [sys.executable, "-m", "attemper", "explain", "rope-yarn"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 0
 
 
 @pytest.mark.parametrize("words", [[], ["--html", "page.html"]])

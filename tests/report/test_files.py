@@ -72,3 +72,13 @@ def test_what_may_be_written_is_left_alone(tmp_path: Path) -> None:
     check_writable(tmp_path / "page.html", "--output")
     check_writable(tmp_path / "pipe", "--output")
     assert [each.name for each in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_pipe_is_written_to_by_the_name_of_its_descriptor() -> None:
+    reading, writing = os.pipe()
+    name = f"/proc/self/fd/{writing}"  # as /dev/stdout is one; where it leads, pipe:[…], is no file
+    check_writable(name, "--output")
+    write_whole(name, "page")
+    os.close(writing)
+    with open(reading, "rb") as stream:
+        assert stream.read() == b"page"

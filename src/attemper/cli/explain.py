@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from attemper.cli.output import close_stdout, progress, say, silenced
+from attemper.cli.output import close_stdout, progress, say, silenced, write_text
 from attemper.lesson import TOPICS, chapter, check_topic, question_of
 from attemper.lesson.wording import WORDINGS
 from attemper.report.files import check_writable, write_whole
@@ -63,8 +63,9 @@ def _print(topic: str, lang: str) -> None:
     console = Console(file=sys.stdout, highlight=False)
     if not console.is_terminal:
         console = Console(file=sys.stdout, highlight=False, width=_LINE)
-    try:
+    with console.capture() as captured:  # rich itself would end the command with 1 where the reader has gone
         print_chapter(made, WORDINGS[lang], console)
-        sys.stdout.flush()
+    try:
+        write_text(captured.get())
     except BrokenPipeError:
         close_stdout()

@@ -19,7 +19,7 @@ def check_writable(path: "str | os.PathLike[str]", argument: str) -> None:
     """
     if os.fspath(path) == "-":
         raise ArgumentError(argument, "'-', which many commands read as stdout", "the name of a file, such as ./- or /dev/stdout")
-    target = Path(os.path.realpath(path))
+    target = _target(path)
     if target.is_dir():
         raise ArgumentError(argument, f"a folder, {path}", "the name of a file")
     if not target.parent.is_dir():
@@ -65,7 +65,7 @@ def write_whole(path: "str | os.PathLike[str]", content: str | bytes) -> None:
         OSError: it cannot be written, and the error names it; nothing is left behind.
     """
     try:
-        _write_whole(Path(os.path.realpath(path)), content.encode() if isinstance(content, str) else content)
+        _write_whole(_target(path), content.encode() if isinstance(content, str) else content)
     except BrokenPipeError:  # nobody reads any more
         raise
     except OSError as error:  # writing to a file that is open says only why
@@ -89,6 +89,12 @@ def _write_whole(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             Path(name).unlink()
         raise
+
+
+def _target(path: "str | os.PathLike[str]") -> Path:
+    """What a link leads to. That of /dev/stdout to a pipe has a name without a file: it is itself what is written to."""
+    named = Path(path)
+    return named if named.exists() and not named.is_file() else Path(os.path.realpath(named))
 
 
 def _beside(path: Path) -> tuple[int, str]:

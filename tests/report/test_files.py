@@ -80,5 +80,5 @@ def test_a_pipe_is_written_to_by_the_name_of_its_descriptor() -> None:
     check_writable(name, "--output")
     write_whole(name, "page")
     os.close(writing)
-    with open(reading, "rb") as stream:
+    with os.fdopen(reading, "rb") as stream:
         assert stream.read() == b"page"

@@ -140,11 +140,13 @@ def test_measuring_leaves_torch_as_it_was(topic: str) -> None:
     [
         (Figure(0.5, 0.02, ".2f"), "0.50 ± 0.02"),
         (exact(65504, ".0f"), "65504"),
-        (within_factor(8e-7, 30, ".0e"), "8·10⁻⁷ ×/÷ 30"),
+        (within_factor(8e-7, 30, ".0e"), "8·10⁻⁷ ×÷ 30"),
         (Figure(-1.25, 0.5, ".1f"), "−1.2 ± 0.5"),
         (Figure(0.82, 0.0349, ".2f"), "0.82 ± 0.04"),
         (Figure(0.82, 0.07, ".2f"), "0.82 ± 0.07"),
         (Figure(300.0, 12.0, ".0f"), "300 ± 20"),
+        (Figure(1.0, 0.01, ".0%"), "100% ± 1%"),
+        (Figure(6.5e-3, 3.1e-4, ".1e"), "6.5·10⁻³ ± 4·10⁻⁴"),
     ],
 )
 def test_how_a_figure_is_written(figure: Figure, text: str) -> None:

@@ -39,8 +39,8 @@ class Figure:
     def with_margin(self) -> str:
         """The number and its uncertainty."""
         if self.factor > 1:
-            return f"{self} ×/÷ {self.factor:g}"
-        return f"{self} ± {_upwards(self.margin)}" if self.margin else str(self)
+            return f"{self} ×÷ {self.factor:g}"
+        return f"{self} ± {_upwards(self.margin, self.form)}" if self.margin else str(self)
 
     def agrees(self, other: float) -> bool:
         """Whether another measurement lies within the uncertainty."""
@@ -49,10 +49,14 @@ class Figure:
         return abs(self.value - other) <= self.margin
 
 
-def _upwards(margin: float) -> str:
-    """A margin with one digit, never a smaller one."""
+def _upwards(margin: float, form: str) -> str:
+    """A margin with one digit, never a smaller one, written as its figure is."""
     power = 10.0 ** math.floor(math.log10(margin))
     larger = math.ceil(round(margin / power, 6)) * power
+    if form.endswith("%"):
+        return written(larger, form)
+    if form.endswith("e"):
+        return written(larger, ".0e")
     return written(larger, ".0f" if larger >= 1 else ".1g")
 
 

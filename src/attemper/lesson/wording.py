@@ -56,7 +56,7 @@ WORDINGS = {
         language="en",
         title="Scaling attention, measured",
         lead="Why attention divides by √d, and everything that gets asked after that. Each number was measured on the machine "
-        "that made this page; ± is how far a measurement with other random seeds may differ, ×/÷ by what factor. "
+        "that made this page; ± is how far a measurement with other random seeds may differ, ×÷ by what factor. "
         "d is the width of one head (d_k), n the number of keys, u = q·k a product, z a logit, p a weight.",
         contents="Questions",
         as_table="This picture as a table",
@@ -71,7 +71,7 @@ WORDINGS = {
         language="zh",
         title="注意力的缩放，逐条实测",
         lead="注意力为什么要除以 √d，以及由此引出的一连串追问。页面上的每个数都是生成本页的这台机器当场测出来的；"
-        "± 表示换一批随机种子重测时允许的偏差，×/÷ 表示允许相差的倍数。"
+        "± 表示换一批随机种子重测时允许的偏差，×÷ 表示允许相差的倍数。"
         "d 指单个头的宽度（即 d_k），n 是键的个数，u = q·k 是点积，z 是 logit，p 是权重。",
         contents="问题目录",
         as_table="用表格看这张图",

@@ -1,6 +1,7 @@
 """Where models come from: the Hub, code of their own, factories."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import attemper
 from attemper.checker.load import load
 from attemper.checker.options import Options
-from attemper.errors import LoadError
+from attemper.errors import LoadError, UnsupportedError
 from tests import checkpoints
 
 REMOTE = """
@@ -43,6 +44,29 @@ class TestModules:
             hollow = torch.nn.MultiheadAttention(20, 5)
         with pytest.raises(LoadError, match="MultiheadAttention holds no numbers in in_proj_weight"):
             attemper.check(hollow, torch.ones(3, 2, 20))
+
+    @pytest.mark.parametrize("made", [torch.jit.script, torch.jit.trace, torch.export.export], ids=lambda made: made.__name__)
+    @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+    def test_one_that_does_not_run_in_python(self, made: Callable[..., Any]) -> None:
+        x = torch.ones(2, 3)
+        model = torch.nn.Linear(3, 5).eval()
+        given = made(model) if made is torch.jit.script else made(model, (x,))
+        given = given.module() if made is torch.export.export else given
+        with pytest.raises(UnsupportedError, match=r"comes from TorchScript or torch\.export, .*; expected the module it"):
+            attemper.check(given, x)
+
+    def test_one_with_a_part_that_was_exported(self) -> None:
+        x = torch.ones(2, 3)
+        part = torch.export.export(torch.nn.Linear(3, 5), (x,)).module()
+        with pytest.raises(UnsupportedError, match=r"Sequential comes from .* torch\.export"):
+            attemper.check(torch.nn.Sequential(part), x)
+
+    def test_one_that_was_traced_symbolically(self) -> None:
+        class Plain(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+        assert len(attemper.check(torch.fx.symbolic_trace(Plain()), torch.randn(1, 2, 7, 5)).rows) == 1
 
 
 class TestRemoteCode:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from attemper.checker.folder import open_checkpoint, path_of
@@ -16,6 +17,7 @@ from attemper.checker.options import Options, one_line
 from attemper.errors import AttemperError, LoadError, UnsupportedError
 
 EXAMPLE = "attemper.examples:unscaled"
+_OF_ATEN = type(torch.ops.aten.add.Tensor)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -45,6 +47,7 @@ def load(model: "str | os.PathLike[str] | nn.Module | None", options: Options) -
     Raises:
         LoadError: it cannot be found or read, or is unsafe to read.
         MissingExtraError: an optional package is needed.
+        UnsupportedError: the module does not run in Python.
     """
     if isinstance(model, nn.Module):
         return _as_built(model, type(getattr(model, "_orig_mod", model)).__name__, options)
@@ -141,6 +144,10 @@ def _as_built(model: nn.Module, name: str, options: Options, *, own: bool = Fals
     inner = getattr(model, "_orig_mod", None)  # torch.compile wraps; a capture runs the module inside eagerly anyway
     if isinstance(inner, nn.Module):
         model = inner
+    if isinstance(model, torch.jit.ScriptModule) or any(_is_exported(module) for module in model.modules()):
+        raise UnsupportedError(
+            f"{name} comes from TorchScript or torch.export, whose calls cannot be seen; expected the module it was made from"
+        )
     config = getattr(model, "config", None)
     config = config if hasattr(config, "model_type") else None
     hollow = next((key for key, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta), None)
@@ -156,3 +163,8 @@ def _as_built(model: nn.Module, name: str, options: Options, *, own: bool = Fals
         model = model.to(wanted)
         notes.append(f"converted to {options.dtype} after it was built, buffers included")
     return Subject(model, name, config, None, notes=tuple(notes))
+
+
+def _is_exported(module: nn.Module) -> bool:
+    """Whether it calls ATen's operators, as what torch.export makes does; symbolic tracing keeps the functions of Python."""
+    return isinstance(module, torch.fx.GraphModule) and any(isinstance(node.target, _OF_ATEN) for node in module.graph.nodes)

@@ -89,7 +89,7 @@ def thresholds_table(thresholds: tuple[Threshold, ...]) -> str:
 
 def index() -> str:
     """The table of all rules, by family."""
-    parts = ["# Rules\n\n`attemper rule CODE` prints the same text. A code never changes its meaning.\n"]
+    parts = ["# Finding codes\n\n`attemper rule CODE` prints the same text. A code never changes its meaning.\n"]
     for digit, title in FAMILIES.items():
         rules = [rule for rule in BY_CODE.values() if rule.code[3] == digit]
         if rules:

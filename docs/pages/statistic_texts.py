@@ -76,8 +76,8 @@ STATISTICS: tuple[Statistic, ...] = (
         reading=(
             "Two different things make it large. Either one key stands out, and then [centred_max](centred_max.md) is large "
             "too; or the whole row is shifted by an offset, which the softmax ignores, and which only costs digits in 16 bits. "
-            "Over n keys whose logits are normal with standard deviation σ it stays below σ√(2 ln n): about 3.2 σ for 1024 "
-            "keys. In training its course tells more than its size: logits that double and double again come before divergence."
+            "Over 1024 keys whose logits are normal with standard deviation σ it is 3.2 σ on average, and for n keys never "
+            "more than σ√(2 ln n) on average. In training its course tells more than its size: logits that double and double again come before divergence."
         ),
         lines="print(rows.max.amax(dim=(0, 2)))  # of each head",
         codes=("ATT202",),
@@ -288,7 +288,8 @@ STATISTICS: tuple[Statistic, ...] = (
         reading=(
             "The part of `max` that the softmax feels. A largest logit of 300 with a centred_max of 4 is a healthy row with an "
             "offset; with a centred_max of 290 it is one key and nothing else. Over n keys a row is saturated only if it "
-            "passes about ln n + 4.6: the weight of the others is least where they are alike."
+            "passes (1 − 1/n)(ln(n − 1) + 4.6), which is 2.3 for two keys and 10.8 for 512: the weight of the others is least "
+            "where they are alike."
         ),
         lines="print(rows.centred_max().amax(), (rows.max.amax() - rows.mean.amax()))",
         codes=("ATT202",),

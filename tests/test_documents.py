@@ -3,12 +3,14 @@
 import importlib.metadata
 import re
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 import attemper
+from docs.pages.commands import commands_list
 from tests import peers, real_models
 from tests.running import ROOT, named, run
 from tests.walking import needs
@@ -52,15 +54,24 @@ def test_a_page_that_is_walked_shows_what_its_blocks_and_commands_print(path: Pa
     run(sys.executable, "-m", "tests.walking", str(path))
 
 
-def test_the_readme_shows_python() -> None:
-    assert blocks(ROOT / "README.md", "python")
+def test_each_block_of_the_readme_runs_by_itself() -> None:
+    found = blocks(ROOT / "README.md", "python")
+    assert len(found) > 1
+    for block in found[1:]:  # the first was run in front of the others
+        run(sys.executable, "-c", block)
+
+
+def spans(path: Path) -> list[str]:
+    """What stands between backticks in the text, outside of blocks."""
+    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"`([^`\n]+)`", text)
 
 
 def command_lines() -> list[tuple[str, str]]:
     found = []
     for path in DOCUMENTS:
-        for block in blocks(path, "console", "sh", "bash"):
-            found += [(named(path), re.split(" #| \\| ", line.removeprefix("$ "))[0].strip()) for line in block.splitlines()]
+        lines = [line.removeprefix("$ ") for block in blocks(path, "console", "sh", "bash") for line in block.splitlines()]
+        found += [(named(path), re.split(" #| \\| ", line)[0].strip()) for line in [*lines, *spans(path)]]
     return found
 
 
@@ -92,6 +103,7 @@ def test_commands_in_the_documents_exist() -> None:
         ("check", "check"),
         ("compare", "compare"),
         ("explain", "explain"),
+        ("fix", "fix"),
         ("top", "runs"),
         ("report", "runs"),
         ("lab run", "lab"),
@@ -103,6 +115,35 @@ def test_options_of_a_command_are_in_its_document(verb: str, page: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
     assert options
     assert not {option for option in options if f"`{option}" not in text}
+
+
+def test_options_in_the_text_exist() -> None:
+    ours = "".join(path.read_text("utf-8") for folder in ("benchmarks", "tests") for path in (ROOT / folder).rglob("*.py"))
+    known = {*re.findall(r"--[a-z][a-z-]+", commands_list()), *re.findall(r"add_argument\(\"(--[a-z-]+)", ours), "--help"}
+    used = {(named(path), option) for path in DOCUMENTS for span in spans(path) for option in re.findall(r"^--[a-z-]+", span)}
+    assert len(used) > 40
+    assert not {each for each in used if each[1] not in known}
+
+
+def test_extras_in_the_documents_exist() -> None:
+    known = set(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"])
+    used = {
+        (named(path), extra)
+        for path in DOCUMENTS
+        for extras in re.findall(r"(?:attemper|'\.)\[([a-z,]+)\]", path.read_text("utf-8"))
+        for extra in extras.split(",")
+    }
+    assert len(used) > 10
+    assert not {each for each in used if each[1] not in known}
+
+
+@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *(ROOT / "src").rglob("*.md")], ids=named)
+def test_links_of_pages_outside_the_site_lead_somewhere(path: Path) -> None:  # in the site, Sphinx sees to it
+    text = re.sub(r"`[^`\n]+`", "", path.read_text("utf-8"))
+    links = [*re.findall(r"\]\(([^)\s]+)\)", text), *re.findall(r'(?:src|srcset|href)="([^"]+)"', text)]
+    assert path.name != "README.md" or len(links) > 10
+    inside = [link.partition("#")[0] for link in links if not link.startswith("https://")]
+    assert not [link for link in inside if not (path.parent / link).exists()]
 
 
 def test_make_targets_in_the_documents_exist() -> None:

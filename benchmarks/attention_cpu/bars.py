@@ -92,7 +92,7 @@ def bars_for(machine: Machine) -> Bars:
 def explain(bars: Bars) -> str:
     """Which bars were applied."""
     held = (
-        f"Held on any machine: statistics cost at most {bars.cost:.0%} of the forward pass ({bars.narrow_cost:.0%} in heads "
+        f"Bars on any machine: statistics cost at most {bars.cost:.0%} of the forward pass ({bars.narrow_cost:.0%} in heads "
         f"narrower than 64), softcap, sinks and a learned scale keep {bars.kept:.0%} of the speed, a tiny call takes at most "
         f"{bars.tiny} times PyTorch's time, memory beyond inputs and outputs stays within {bars.forward_mib:.0f} MiB forward and "
         f"{bars.backward_mib:.0f} MiB a thread backward, and the float32 error of the output within {bars.error} times PyTorch's."

@@ -161,6 +161,21 @@ def test_the_document_has_markers() -> None:
     assert after.startswith("<!-- benchmarks.attention_cpu: end -->\n")
 
 
+def test_the_document_names_the_bars_that_its_own_tables_miss() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text("utf-8")
+    over = set()
+    for threads, table in re.findall(r"^### Speed on (\d+ threads?)\n\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL):
+        for line in table.splitlines()[2:]:
+            shape, dtype, mask, *figures = [cell.strip() for cell in line.strip("|").split("|")]
+            bar = 8 if int(shape.split(", ")[-1]) >= 64 else 10
+            if float(figures[4].rstrip("%")) > bar:
+                over.add(f"({shape}) {dtype} {mask}, {threads}")
+    named = set(re.findall(r"^- (\(.+\) .+, \d+ threads?): cost of statistics: ", text, re.MULTILINE))
+    assert over == named
+    for missed, lines in re.findall(r"\d+ bars, (\d+) missed:\n\n+((?:- .*\n)*)", text):
+        assert lines.count("\n") == int(missed)
+
+
 def test_the_document_is_written_by_whole_runs_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["--quick", "--write"])

@@ -117,6 +117,13 @@ def test_options_of_a_command_are_in_its_document(verb: str, page: str) -> None:
     assert not {option for option in options if f"`{option}" not in text}
 
 
+def test_no_two_pages_have_one_title() -> None:
+    pages = [path for path in DOCUMENTS if path.parent != ROOT]
+    titles = [re.findall(r"^# (.+)", path.read_text("utf-8"), re.MULTILINE)[0] for path in pages]
+    assert len(titles) > 20
+    assert sorted(set(titles)) == sorted(titles)
+
+
 def test_options_in_the_text_exist() -> None:
     ours = "".join(path.read_text("utf-8") for folder in ("benchmarks", "tests") for path in (ROOT / folder).rglob("*.py"))
     known = {*re.findall(r"--[a-z][a-z-]+", commands_list()), *re.findall(r"add_argument\(\"(--[a-z-]+)", ours), "--help"}

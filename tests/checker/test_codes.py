@@ -1,9 +1,11 @@
 """Codes, and which of them are wanted."""
 
+import operator
 import re
 
 import pytest
 
+import attemper
 from attemper.checker.codes import BY_CODE, RULES, is_selected, prefixes, rule
 from attemper.checker.rules import TRAINING
 from attemper.errors import ArgumentError
@@ -18,6 +20,15 @@ def test_every_rule_says_everything_and_none_says_it_twice() -> None:
         for text in (each.summary, each.why, each.remedy):
             assert text.endswith(".")
         assert each.source
+
+
+def test_names_in_a_rules_words_exist() -> None:
+    words = " ".join(text for each in BY_CODE.values() for text in (each.why, each.measured, each.remedy, each.ignore_when))
+    names = set(re.findall(r"\battemper\.([\w.]*\w)", words, re.IGNORECASE))
+    assert {"QKClip", "weights.spectral_reparam"} <= names
+    for name in names:
+        operator.attrgetter(name)(attemper)
+    assert "Attemper" not in words
 
 
 @pytest.mark.parametrize("given", ["ATT301", "att301", " Att301 "])

@@ -79,7 +79,7 @@ TRAINING: tuple[Rule, ...] = (
             "should; so the mean over the layer's heads is looked at, it must have been several times higher before in the same "
             "run, and it must stay low for some records in a row."
         ),
-        remedy=f"{_REMEDY[0].upper()}{_REMEDY[1:]}; or σReparam (attemper.weights.spectral_reparam).",
+        remedy=f"One of these: {_REMEDY}; or σReparam (attemper.weights.spectral_reparam).",
         source="collapse comes before divergence: arXiv 2303.06296, sections 2 and 3; the thresholds are ours",
         measured=(
             "Normalized entropy, averaged over rows and then over the layer's heads, against the threshold collapsed-entropy; it "
@@ -129,7 +129,7 @@ TRAINING: tuple[Rule, ...] = (
             "layer, attention entropy collapses. Behind QK-norm these norms have no effect, and nothing is said. Needs the norms "
             "of the weights in the records."
         ),
-        remedy=f"{_REMEDY[0].upper()}{_REMEDY[1:]}; or σReparam (attemper.weights.spectral_reparam).",
+        remedy=f"One of these: {_REMEDY}; or σReparam (attemper.weights.spectral_reparam).",
         source="entropy collapse and the norms of the projections: arXiv 2303.06296, sections 2 and 3; the threshold is ours",
         measured=(
             "sqrt(‖W_q‖·‖W_k‖) / ‖W_v‖ in Frobenius norms, divided by what it was at the first record, against the threshold "

@@ -77,7 +77,8 @@ STATISTICS: tuple[Statistic, ...] = (
             "Two different things make it large. Either one key stands out, and then [centred_max](centred_max.md) is large "
             "too; or the whole row is shifted by an offset, which the softmax ignores, and which only costs digits in 16 bits. "
             "Over 1024 keys whose logits are normal with standard deviation σ it is 3.2 σ on average, and for n keys never "
-            "more than σ√(2 ln n) on average. In training its course tells more than its size: logits that double and double again come before divergence."
+            "more than σ√(2 ln n) on average. In training its course tells more than its size: logits that double and double "
+            "again come before divergence."
         ),
         lines="print(rows.max.amax(dim=(0, 2)))  # of each head",
         codes=("ATT202",),

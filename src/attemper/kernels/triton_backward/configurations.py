@@ -21,12 +21,12 @@ class Configuration(NamedTuple):
 _SIXTEEN_BIT = {
     "query_gradients": {64: Configuration(64, 64, 4, 2), 128: Configuration(64, 64, 8, 2), 256: Configuration(32, 32, 8, 1)},
     "key_gradients": {64: Configuration(32, 64, 4, 2), 128: Configuration(32, 64, 8, 2), 256: Configuration(32, 32, 8, 1)},
-    "mask_gradients": {128: Configuration(32, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
+    "mask_gradients": {64: Configuration(32, 32, 8, 1), 128: Configuration(16, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
 }
 _SIXTEEN_BIT_WITH_OPTIONS = {
     "query_gradients": {128: Configuration(32, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
     "key_gradients": {128: Configuration(32, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
-    "mask_gradients": {128: Configuration(32, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
+    "mask_gradients": {64: Configuration(32, 32, 8, 1), 128: Configuration(16, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
 }
 _CAREFUL = {
     "query_gradients": {256: Configuration(16, 32, 8, 1)},
@@ -49,13 +49,15 @@ def configuration(kernel: str, arguments: dict[str, Any], dtype: torch.dtype) ->
     Args:
         kernel: "query_gradients", "key_gradients" or "mask_gradients"; arguments: what it is given, by name; dtype: of the query.
     """
-    options = (arguments["MASK"] != NO_MASK, arguments["DROPOUT"], arguments["SOFTCAP"], arguments["d_entropy"] is not None)
-    sixteen = _SIXTEEN_BIT_WITH_OPTIONS if sum(options) > 1 else _SIXTEEN_BIT
-    table = (_CAREFUL if arguments["CAREFUL"] else _FLOAT32 if dtype == torch.float32 else sixteen)[kernel]
+    of_entropy = arguments["d_entropy"] is not None
     width = max(arguments["BLOCK_D"], arguments["BLOCK_V"])
+    options = sum((arguments["MASK"] != NO_MASK, arguments["DROPOUT"], arguments["SOFTCAP"], of_entropy))
+    crowded = options > 1 or (kernel == "key_gradients" and of_entropy and width > 64)
+    sixteen = _SIXTEEN_BIT_WITH_OPTIONS if crowded else _SIXTEEN_BIT
+    table = (_CAREFUL if arguments["CAREFUL"] else _FLOAT32 if dtype == torch.float32 else sixteen)[kernel]
     cut = table[min(each for each in table if each >= width)]
     # Two stages leave no registers where a tile is wider than the head, and so is loaded by a condition on each column, nor
     # beside the terms of the entropy.
     padded = (arguments["BLOCK_D"], arguments["BLOCK_V"]) != (arguments["WIDTH"], arguments["VALUE_WIDTH"])
-    full = padded or (kernel == "key_gradients" and arguments["d_entropy"] is not None)
+    full = padded or of_entropy
     return cut._replace(stages=1) if full else cut

@@ -7,6 +7,7 @@ from attemper.kernels.triton_backward.tiles import (
     bias_and_seen,
     cleaned,
     holds_nan,
+    load_of_lse,
     load_terms,
     logit_gradients,
     spoilt,
@@ -28,7 +29,7 @@ from attemper.kernels.triton_problem import UNSPECIALIZED
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def key_gradients(
-    query, key, value, mask, scale, figures, entropy, constant, d_output, d_entropy, d_key, d_value,
+    query, key, value, mask, scale, figures, entropy, constant, d_output, d_lse, d_entropy, d_key, d_value,
     query_batch, query_head, query_row, query_column, key_batch, key_head, key_row, key_column,
     value_batch, value_head, value_row, value_column, mask_batch, mask_head, mask_row, mask_column,
     scale_batch, scale_head, scale_row, flow_batch, flow_head, flow_row, flow_column, figure_stride,
@@ -129,8 +130,17 @@ def key_gradients(
                         flow = cleaned(flow)
                     value_gradient += product(passed.to(flow.dtype), flow)
             if d_key is not None:
+                of_lse = load_of_lse(d_lse, of_constant, (batch.to(tl.int64) * heads + head) * queries + row, inside)
                 d_logits = logit_gradients(
-                    weights, shifted, into, of_constant[None, :], of_entropy[None, :], surprise[None, :], d_entropy is not None
+                    weights,
+                    peak[None, :],
+                    shifted,
+                    into,
+                    of_constant[None, :],
+                    of_lse[None, :],
+                    of_entropy[None, :],
+                    surprise[None, :],
+                    d_entropy is not None,
                 )
                 d_products = d_logits * slope * factor[None, :]
                 if HIDES:

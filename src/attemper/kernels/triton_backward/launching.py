@@ -115,6 +115,8 @@ class _Work:
                 self.sums.zero_()
         elif self.sums is not None and len(self.sums) == 3:
             from_pivot, flowing, swinging = self.sums.double()
+            # Where one key holds all the weight, its gradient was formed without the constant.
+            swinging = swinging.masked_fill(self.figures[1] == 0.0, 0.0)
             exact = -flowing if d_lse is None else d_lse.double() - flowing
             self.sums[0] = from_pivot + (exact - constant) * swinging
             constant.copy_(exact)

@@ -3,14 +3,14 @@
 import triton
 import triton.language as tl
 
-from attemper.kernels.triton_backward.tiles import bias_and_seen, load_terms, logit_gradients, weights_again
+from attemper.kernels.triton_backward.tiles import bias_and_seen, load_of_lse, load_terms, logit_gradients, weights_again
 from attemper.kernels.triton_common import end_of_keys, first_key, kept, load_rows, offsets_of, product
 from attemper.kernels.triton_problem import UNSPECIALIZED
 
 
 @triton.jit(do_not_specialize=(*UNSPECIALIZED, "batches", "mask_batches", "mask_heads", "mask_queries", "mask_keys"))
 def mask_gradients(
-    query, key, value, mask, scale, figures, entropy, constant, d_output, d_entropy, d_mask,
+    query, key, value, mask, scale, figures, entropy, constant, d_output, d_lse, d_entropy, d_mask,
     query_batch, query_head, query_row, query_column, key_batch, key_head, key_row, key_column,
     value_batch, value_head, value_row, value_column, mask_batch, mask_head, mask_row, mask_column,
     scale_batch, scale_head, scale_row, flow_batch, flow_head, flow_row, flow_column, figure_stride,
@@ -85,9 +85,10 @@ def mask_gradients(
                         if DROPOUT:
                             keep = kept(batch, head, row, start, seed_low, seed_high, threshold, BLOCK_N)
                             into *= tl.where(keep, keep_factor, 0.0)
+                    of_lse = load_of_lse(d_lse, of_constant, plane * queries + row, inside)
                     d_logits = logit_gradients(
-                        weights, shifted, into, of_constant[:, None], of_entropy[:, None], surprise[:, None],
-                        d_entropy is not None,
+                        weights, peak[:, None], shifted, into, of_constant[:, None], of_lse[:, None], of_entropy[:, None],
+                        surprise[:, None], d_entropy is not None,
                     )  # fmt: skip
                     # One number may serve millions of logits: what an addition rounds away is added with the next (Kahan 1965).
                     addend = tl.where(seen, d_logits, 0.0) - lost

@@ -7,6 +7,7 @@ from attemper.kernels.triton_backward.tiles import (
     bias_and_seen,
     cleaned,
     holds_nan,
+    load_of_lse,
     load_terms,
     logit_gradients,
     spoilt,
@@ -18,7 +19,7 @@ from attemper.kernels.triton_problem import UNSPECIALIZED
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def query_gradients(
-    query, key, value, mask, scale, figures, entropy, constant, d_output, d_entropy, d_query, sums,
+    query, key, value, mask, scale, figures, entropy, constant, d_output, d_lse, d_entropy, d_query, sums,
     query_batch, query_head, query_row, query_column, key_batch, key_head, key_row, key_column,
     value_batch, value_head, value_row, value_column, mask_batch, mask_head, mask_row, mask_column,
     scale_batch, scale_head, scale_row, flow_batch, flow_head, flow_row, flow_column, figure_stride,
@@ -90,8 +91,17 @@ def query_gradients(
         if SUMS == 3:
             flowing += tl.sum(tl.where(seen, weights * into, 0.0), 1)
             swinging += tl.sum(tl.where(seen, weights * slope * (products - pivot[:, None]), 0.0), 1)
+        of_lse = load_of_lse(d_lse, of_constant, plane * queries + row, inside)
         d_logits = logit_gradients(
-            weights, shifted, into, of_constant[:, None], of_entropy[:, None], surprise[:, None], d_entropy is not None
+            weights,
+            peak[:, None],
+            shifted,
+            into,
+            of_constant[:, None],
+            of_lse[:, None],
+            of_entropy[:, None],
+            surprise[:, None],
+            d_entropy is not None,
         )
         d_logits = tl.where(seen, d_logits * slope, 0.0)
         if SUMS > 0:

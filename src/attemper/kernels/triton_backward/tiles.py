@@ -37,6 +37,12 @@ def load_terms(scale, figures, entropy, constant, d_entropy, batch, head, row, i
 
 
 @triton.jit
+def load_of_lse(d_lse, constant, places, inside):
+    """What flows into the lse of rows, 0 where nothing does: loaded where it is wanted, for want of registers to keep it in."""
+    return tl.zeros_like(constant) if d_lse is None else tl.load(d_lse + places, mask=inside, other=0.0)
+
+
+@triton.jit
 def bias_and_seen(first, end, columns, mask, mask_offsets, mask_column, mask_limit, LEFT: tl.constexpr, MASK: tl.constexpr):
     """(what a float mask adds to the logits, of no meaning without one; who is visible), [rows, keys]."""
     seen = in_reach(columns, first, end, LEFT)
@@ -62,9 +68,22 @@ def weights_again(products, factor, shift, peak, softcap, inverse_softcap, bias,
 
 
 @triton.jit
-def logit_gradients(weights, shifted, into, constant, d_entropy, surprise, ENTROPY: tl.constexpr):
-    """dz = p·(dp + constant − g·(ln p + H)); `into` is dp, dropout applied."""
-    into += constant
+def holds_all(weights, peak, constant):
+    """Bool, in the shape of the weights: whose weight is 1, the rest of the row weighing less than a rounding of it.
+
+    In no row of which something is not finite: there it has to show.
+    """
+    return weights > tl.where((peak == 1.0) & (tl.abs(constant) < float("inf")), 0.5, 2.0)
+
+
+@triton.jit
+def logit_gradients(weights, peak, shifted, into, constant, d_lse, d_entropy, surprise, ENTROPY: tl.constexpr):
+    """dz = p·(dp + constant − g·(ln p + H)); `into` is dp, dropout applied, and constant is g_lse − D.
+
+    Of a key that holds all the weight, as a row's only one does, dp is D. They are sums in two orders, whose difference would
+    be all rounding.
+    """
+    into = tl.where(holds_all(weights, peak, constant), d_lse, into + constant)
     if ENTROPY:
         # Without weight nothing flows, though ln p is −∞.
         into -= d_entropy * tl.where(weights == 0.0, 0.0, shifted + surprise)

@@ -164,9 +164,9 @@ def with_tile(
         of_lowest = lowest
     pivot, deviation, spread = sums[12], sums[6], sums[7]
     if STATISTICS:
-        # Where no logit is larger than −∞, or one is no number, all that are hidden are found too: then the first key in reach is
-        # as good as any.
-        found = (logits < top[:, None]) == 0
+        # Where no logit is larger than −∞ all that are hidden are found too: then the first key in reach is as good as any. Where
+        # one is no number, it and +∞ are what is not less than +∞.
+        found = (logits < tl.where(top == top, top, float("inf"))[:, None]) == 0
         if MASKED:
             found = found & seen
         place = tl.maximum(tl.min(tl.where(found, columns[None, :], NOWHERE), 1), first)

@@ -1,0 +1,170 @@
+"""Which tile a kernel gets: the first of a few, or on a GPU the one found fastest, timed once for each kind of call and kept.
+
+What it must hold:
+- under `torch.use_deterministic_algorithms`, with ATTEMPER_TRITON_TUNE=0 and off the GPU it is the first, by the call alone;
+- nothing is timed while a CUDA graph is captured: then it is the first, unless the choice was made before;
+- a choice holds for the rest of the process, so that the same call twice gives the same bits;
+- what is timed writes nothing but what the call is about to write.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attemper.errors import ArgumentError
+from attemper.kernels.triton_choices import ChoiceFile, cache_folder
+from attemper.kernels.triton_problem import Launch
+
+VARIABLE = "ATTEMPER_TRITON_TUNE"
+
+_WARM_UP, _REPEAT = 5.0, 25.0  # milliseconds for each tile
+
+
+class Cut(NamedTuple):
+    """Rows and keys of a tile, warps of a program, and stages of its loads."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """How a kernel is compiled for it."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+
+Timer = Callable[[Callable[[], None]], float]
+
+
+def wanted(device: torch.device) -> bool:
+    """Whether a choice is to be made by time for tensors on a device.
+
+    Raises:
+        ArgumentError: ATTEMPER_TRITON_TUNE is neither "0" nor "1".
+    """
+    if device.type != "cuda":
+        return False
+    given = os.environ.get(VARIABLE, "1")
+    if given not in ("0", "1"):
+        raise ArgumentError(VARIABLE, repr(given), "'1' to time tiles once for each kind of call, '0' for a fixed table, or unset")
+    return given == "1" and not torch.are_deterministic_algorithms_enabled()
+
+
+def milliseconds(call: Callable[[], None]) -> float:
+    """How long a call takes on the GPU, by Triton's own measure; infinite where it asks for more than the GPU has."""
+    from triton.compiler.errors import CompileTimeAssertionFailure
+    from triton.runtime.errors import OutOfResources, PTXASError
+    from triton.testing import do_bench
+
+    try:
+        return do_bench(call, warmup=_WARM_UP, rep=_REPEAT, return_mode="median")
+    except (OutOfResources, PTXASError, CompileTimeAssertionFailure, torch.OutOfMemoryError):
+        return float("inf")
+
+
+class Tuner:
+    """Choices by time, in memory and in a file of each device.
+
+    Args:
+        timer: how long a call takes, infinite where it cannot run; wanted: whether to time for tensors on a device; capturing:
+            whether the current stream only records what it is given; folder: gives the folder of the files.
+    """
+
+    def __init__(
+        self,
+        timer: Timer = milliseconds,
+        wanted: Callable[[torch.device], bool] = wanted,
+        capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing,
+        folder: Callable[[], Path] = cache_folder,
+    ) -> None:
+        self._timer, self._wanted, self._capturing, self._folder = timer, wanted, capturing, folder
+        self._chosen: dict[tuple[str, str], Cut] = {}
+        self._kept: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._lock = threading.Lock()  # autograd has a thread for each device
+
+    def choose(
+        self, candidates: Sequence[Cut], key: Callable[[], str], launches: Callable[[Cut], Sequence[Launch]], given: Tensor
+    ) -> Cut:
+        """The tile for a call.
+
+        Args:
+            candidates: the tiles to choose from, first the one that serves where nothing is timed; key: names the kind of call;
+            launches: what a call runs if it gets a tile, given: a tensor on its device.
+        """
+        if len(candidates) == 1 or not self._wanted(given.device):
+            return candidates[0]
+        place = (_name_of(given.device), key())
+        found = self._chosen.get(place)
+        if found in candidates:
+            return found
+        with self._lock:
+            found = self._chosen.get(place)
+            if found not in candidates:
+                found = self._choose(place, candidates, launches, given)
+        return found
+
+    def _choose(
+        self, place: tuple[str, str], candidates: Sequence[Cut], launches: Callable[[Cut], Sequence[Launch]], given: Tensor
+    ) -> Cut:
+        device, key = place
+        file = ChoiceFile(self._folder, _made_by(device))
+        if device not in self._kept:
+            self._kept[device] = file.read()
+        kept = self._kept[device].get(key, ())
+        found = next((each for each in candidates if tuple(each) == kept), None)
+        if found is None:
+            if self._capturing():
+                return candidates[0]
+            times = [self._time(launches(each), given) for each in candidates]
+            fastest = min(times)
+            found = candidates[times.index(fastest)]
+            if fastest < float("inf"):  # otherwise there is no memory to time in, now
+                file.add(key, tuple(found))
+        self._chosen[place] = found
+        return found
+
+    def _time(self, launches: Sequence[Launch], given: Tensor) -> float:
+        def call() -> None:
+            for launch in launches:
+                launch.run()
+
+        with torch.cuda.device_of(given):
+            return self._timer(call)
+
+
+def key_of(kernel: str, arguments: dict[str, Any], dtype: torch.dtype, rows: int) -> str:
+    """What a kernel is compiled for, beside its tile, and how much there is to do, each number to the next power of two.
+
+    Args:
+        kernel: its name; arguments: what it is given, by name; dtype: of the query; rows: [batch, heads, queries] in all.
+    """
+    compiled = (f"{name}={int(each)}" for name, each in arguments.items() if name.isupper() and name not in _TILE)
+    without = (name for name, each in arguments.items() if each is None)
+    sizes = (f"{name}<={1 << max(size - 1, 0).bit_length()}" for name, size in (("rows", rows), *_lengths(arguments)))
+    grouped = "grouped" if arguments["groups"] > 1 else "single"
+    return " ".join((kernel, str(dtype).removeprefix("torch."), *sizes, grouped, *compiled, "without", *without))
+
+
+_TILE = ("BLOCK_M", "BLOCK_N")
+
+
+def _lengths(arguments: dict[str, Any]) -> list[tuple[str, int]]:
+    return [(name, arguments[name]) for name in ("queries", "keys")]
+
+
+def _name_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _made_by(device: str) -> dict[str, str]:
+    return {"attemper": version("attemper"), "triton": version("triton"), "device": device}
+
+
+TUNER = Tuner()

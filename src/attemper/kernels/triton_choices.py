@@ -39,7 +39,7 @@ class ChoiceFile:
     """Choices, as tuples of whole numbers, by the text of their key.
 
     Args:
-        folder: gives the folder, asked for when it is first wanted; made: what made the choices, by name: versions and the device.
+        folder: gives the folder, asked for when it is wanted; made: what made the choices, by name: versions and the device.
     """
 
     def __init__(self, folder: Callable[[], Path], made: dict[str, str]) -> None:
@@ -79,7 +79,9 @@ class ChoiceFile:
                 Path(name).unlink(missing_ok=True)
                 raise
         except OSError as error:
-            warnings.warn(f"attemper: a choice of tiles cannot be kept in {path}: {error}; it holds in this process", stacklevel=2)
+            warnings.warn(
+                f"attemper: a choice of tiles cannot be kept in {path}: {error}; it holds in this process", stacklevel=2
+            )
 
     def _understood(self, content: object) -> dict[str, Numbers]:
         if not isinstance(content, dict) or content.get("format") != _FORMAT:

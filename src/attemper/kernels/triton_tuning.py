@@ -53,7 +53,9 @@ def wanted(device: torch.device) -> bool:
         return False
     given = os.environ.get(VARIABLE, "1")
     if given not in ("0", "1"):
-        raise ArgumentError(VARIABLE, repr(given), "'1' to time tiles once for each kind of call, '0' for a fixed table, or unset")
+        raise ArgumentError(
+            VARIABLE, repr(given), "'1' to time tiles once for each kind of call, '0' for a fixed table, or unset"
+        )
     return given == "1" and not torch.are_deterministic_algorithms_enabled()
 
 
@@ -64,9 +66,11 @@ def milliseconds(call: Callable[[], None]) -> float:
     from triton.testing import do_bench
 
     try:
-        return do_bench(call, warmup=_WARM_UP, rep=_REPEAT, return_mode="median")
+        median = do_bench(call, warmup=_WARM_UP, rep=_REPEAT, return_mode="median")
     except (OutOfResources, PTXASError, CompileTimeAssertionFailure, torch.OutOfMemoryError):
         return float("inf")
+    assert isinstance(median, float)
+    return median
 
 
 class Tuner:
@@ -101,14 +105,12 @@ class Tuner:
         if len(candidates) == 1 or not self._wanted(given.device):
             return candidates[0]
         place = (_name_of(given.device), key())
-        found = self._chosen.get(place)
-        if found in candidates:
+        if (found := self._chosen.get(place)) is not None and found in candidates:
             return found
         with self._lock:
-            found = self._chosen.get(place)
-            if found not in candidates:
-                found = self._choose(place, candidates, launches, given)
-        return found
+            if (found := self._chosen.get(place)) is not None and found in candidates:  # by another thread, meanwhile
+                return found
+            return self._choose(place, candidates, launches, given)
 
     def _choose(
         self, place: tuple[str, str], candidates: Sequence[Cut], launches: Callable[[Cut], Sequence[Launch]], given: Tensor

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Upstream
-from attemper.kernels.triton_backward.configurations import REGISTERS, ROWS_OF_CONSTANTS, configuration
+from attemper.kernels.triton_backward.configurations import REGISTERS, ROWS_OF_CONSTANTS, configurations
 from attemper.kernels.triton_backward.constants import row_constants
 from attemper.kernels.triton_backward.keys import key_gradients
 from attemper.kernels.triton_backward.masks import mask_gradients
 from attemper.kernels.triton_backward.queries import query_gradients
 from attemper.kernels.triton_problem import NO_MASK, Launch, arguments
+from attemper.kernels.triton_tuning import TUNER, Cut, key_of
 
 # Weights below 2^-14 lose digits in float16: between the softmax and the product with what flows in they are so much larger.
 _LIFT = 1024.0
@@ -34,17 +35,22 @@ def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, 
     return work.gradients()
 
 
-def launches(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> list[Launch]:
-    """The calls of kernels that `backward` makes, in order."""
-    work = _Work(inputs, rules, result, upstream, needs)
+def launches(
+    inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs, *, candidate: int = 0
+) -> list[Launch]:
+    """The calls of kernels that `backward` makes, in order; candidate: which of its tiles each gets, or the last."""
+    work = _Work(inputs, rules, result, upstream, needs, candidate)
     return [*work.before(), *work.after()]
 
 
 class _Work:
     """One backward pass: what its kernels share, by the names of their arguments, and the gradients that they write."""
 
-    def __init__(self, inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> None:
+    def __init__(
+        self, inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs, candidate: int | None = None
+    ) -> None:
         assert result.figures is not None
+        self.candidate = candidate  # None: what the tuner chooses
         self.inputs, self.result, self.needs, self.figures = inputs, result, needs, result.figures
         self.works = result.lse.numel() > 0 and inputs.key.shape[-2] > 0
         # Autograd may hand on a gradient whose sign is yet to be turned; a kernel reads memory.
@@ -165,10 +171,18 @@ class _Work:
         return like.new_empty(like.shape) if self.works else like.new_zeros(like.shape)
 
     def _launch_tiles(self, kernel: Any, own: dict[str, Any], programs: Callable[[int, int], int]) -> Launch:
-        cut = configuration(kernel.__name__, {**self.given, **own}, self.inputs.query.dtype)
-        own = {**own, "BLOCK_M": cut.rows, "BLOCK_N": cut.keys}
-        options = {"num_warps": cut.warps, "num_stages": cut.stages, **REGISTERS}
-        return self._launch(kernel, programs(cut.rows, cut.keys), own, options)
+        given = {**self.given, **own}
+
+        def launch(cut: Cut) -> Launch:
+            tile = {**own, "BLOCK_M": cut.rows, "BLOCK_N": cut.keys}
+            return self._launch(kernel, programs(cut.rows, cut.keys), tile, {**cut.options, **REGISTERS})
+
+        query, name = self.inputs.query, kernel.__name__
+        cuts = configurations(name, given, query.dtype)
+        if self.candidate is not None:
+            return launch(cuts[min(self.candidate, len(cuts) - 1)])
+        rows = self.result.lse.numel()
+        return launch(TUNER.choose(cuts, lambda: key_of(name, given, query.dtype, rows), lambda cut: [launch(cut)], query))
 
     def _launch(self, kernel: Any, programs: int, own: dict[str, Any], options: dict[str, int]) -> Launch:
         given = {**self.given, **own}

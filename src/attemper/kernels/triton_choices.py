@@ -25,13 +25,15 @@ def cache_folder(environment: Mapping[str, str] = os.environ, platform: str = sy
     Args:
         environment: variables by name, of which XDG_CACHE_HOME and LOCALAPPDATA are looked at; platform: as `sys.platform`.
     """
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 -- Path.home raises where a user has none, as in some containers
+    home = home if home.is_absolute() else Path(tempfile.gettempdir())
     if platform == "win32":
-        base = Path(environment.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        base = Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local")
     elif platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
+        base = home / "Library" / "Caches"
     else:
         given = environment.get("XDG_CACHE_HOME", "")
-        base = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+        base = Path(given) if Path(given).is_absolute() else home / ".cache"
     return base / "attemper"
 
 
@@ -56,7 +58,7 @@ class ChoiceFile:
         path = self.path
         try:
             return self._understood(json.loads(path.read_text("utf-8")))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError, RecursionError) as error:
             said = str(error).splitlines()[0] if str(error) else type(error).__name__

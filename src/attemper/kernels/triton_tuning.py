@@ -116,7 +116,7 @@ class Tuner:
         self, place: tuple[str, str], candidates: Sequence[Cut], launches: Callable[[Cut], Sequence[Launch]], given: Tensor
     ) -> Cut:
         device, key = place
-        file = ChoiceFile(self._folder, _made_by(device))
+        file = ChoiceFile(self._folder, made_by(device))
         if device not in self._kept:
             self._kept[device] = file.read()
         kept = self._kept[device].get(key, ())
@@ -165,7 +165,8 @@ def _name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _made_by(device: str) -> dict[str, str]:
+def made_by(device: str) -> dict[str, str]:
+    """What the choices for a device stand on, by name; device: its name."""
     return {"attemper": version("attemper"), "triton": version("triton"), "device": device}
 
 

@@ -1,0 +1,226 @@
+"""Which tile a kernel gets: timed once, kept in memory and in a file, and by the table wherever timing is not wanted."""
+
+import json
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from attemper.errors import ArgumentError
+from attemper.kernels import triton_tuning
+from attemper.kernels.spec import Inputs, Rules
+from attemper.kernels.triton_choices import ChoiceFile, cache_folder
+from attemper.kernels.triton_problem import Launch, arguments
+from attemper.kernels.triton_tuning import VARIABLE, Cut, Tuner, key_of
+
+FIRST, SECOND, THIRD = Cut(64, 32, 4, 2), Cut(128, 32, 8, 2), Cut(64, 32, 4, 3)
+CUTS = [FIRST, SECOND, THIRD]
+GIVEN = torch.zeros(1)
+
+
+class Clock:
+    """Tells one time after another, and counts how often it was asked."""
+
+    def __init__(self, *times: float) -> None:
+        self.times, self.asked = times, 0
+
+    def __call__(self, call: Callable[[], None]) -> float:
+        call()
+        self.asked += 1
+        return self.times[(self.asked - 1) % len(self.times)]
+
+
+def nothing(cut: Cut) -> Sequence[Launch]:
+    return ()
+
+
+def tuner(clock: Clock, folder: Path, *, capturing: bool = False, wanted: bool = True) -> Tuner:
+    return Tuner(clock, lambda device: wanted, lambda: capturing, lambda: folder)
+
+
+def choose(by: Tuner, key: str = "attend float16", cuts: Sequence[Cut] = CUTS) -> Cut:
+    return by.choose(cuts, lambda: key, nothing, GIVEN)
+
+
+def the_file(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_the_fastest_is_chosen_and_each_kind_of_call_is_timed_once(tmp_path: Path) -> None:
+    clock = Clock(2.0, 1.0, 3.0)
+    ours = tuner(clock, tmp_path)
+    assert [choose(ours) for _ in range(3)] == [SECOND] * 3
+    assert clock.asked == 3
+    assert choose(ours, "attend bfloat16") == SECOND
+    assert clock.asked == 6
+
+
+def test_a_tie_goes_to_the_table(tmp_path: Path) -> None:
+    assert choose(tuner(Clock(1.0), tmp_path)) == FIRST
+
+
+def test_what_cannot_run_is_not_chosen(tmp_path: Path) -> None:
+    assert choose(tuner(Clock(float("inf"), float("inf"), 9.0), tmp_path)) == THIRD
+
+
+def test_where_nothing_could_be_timed_it_is_tried_again_by_the_next_process(tmp_path: Path) -> None:
+    assert choose(tuner(Clock(float("inf")), tmp_path)) == FIRST
+    assert choose(tuner(Clock(3.0, 2.0, 1.0), tmp_path)) == THIRD
+
+
+def test_a_single_tile_is_not_timed(tmp_path: Path) -> None:
+    clock = Clock(1.0)
+    assert choose(tuner(clock, tmp_path), cuts=[THIRD]) == THIRD
+    assert clock.asked == 0
+
+
+def test_another_process_finds_the_choice(tmp_path: Path) -> None:
+    choose(tuner(Clock(2.0, 1.0, 3.0), tmp_path))
+    clock = Clock(1.0, 2.0, 3.0)
+    assert choose(tuner(clock, tmp_path)) == SECOND
+    assert clock.asked == 0
+
+
+def test_two_processes_keep_what_each_has_found(tmp_path: Path) -> None:
+    one, other = tuner(Clock(2.0, 1.0, 3.0), tmp_path), tuner(Clock(3.0, 2.0, 1.0), tmp_path)
+    choose(one, "a"), choose(other, "b"), choose(one, "c")
+    tiles = json.loads(the_file(tmp_path).read_text("utf-8"))["tiles"]
+    assert tiles == {"a": list(SECOND), "b": list(THIRD), "c": list(SECOND)}
+
+
+def test_a_choice_that_is_no_longer_offered_is_made_again(tmp_path: Path) -> None:
+    choose(tuner(Clock(2.0, 1.0, 3.0), tmp_path))
+    clock = Clock(2.0, 1.0)
+    assert choose(tuner(clock, tmp_path), cuts=[FIRST, THIRD]) == THIRD
+    assert clock.asked == 2
+
+
+CORRUPT = {
+    "empty": "",
+    "cut short": '{"format": 1, "tiles": {"attend',
+    "a list": "[]",
+    "another format": '{"format": 2, "tiles": {}}',
+    "no numbers": '{"format": 1, "tiles": {"attend float16": ["64", 32, 4, 2]}}',
+    "no object": '{"format": 1, "tiles": [1]}',
+    "too deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("content", CORRUPT.values(), ids=CORRUPT)
+def test_a_file_that_cannot_be_understood_is_ignored_with_a_warning(content: str, tmp_path: Path) -> None:
+    choose(tuner(Clock(1.0), tmp_path))
+    path = the_file(tmp_path)
+    if content.startswith("{"):
+        content = content.replace(
+            "{", json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "tiles"})[:-1] + ", ", 1
+        )
+    path.write_text(content, "utf-8")
+    with pytest.warns(UserWarning, match=rf"{path.name}, the choices of tiles, is ignored: "):
+        assert choose(tuner(Clock(3.0, 2.0, 1.0), tmp_path)) == THIRD
+    clock = Clock(1.0)
+    assert choose(tuner(clock, tmp_path)) == THIRD  # it was written anew
+    assert clock.asked == 0
+
+
+def test_bytes_that_are_no_text_are_ignored_too(tmp_path: Path) -> None:
+    choose(tuner(Clock(1.0), tmp_path))
+    the_file(tmp_path).write_bytes(b"\xff\xfe\x00")
+    with pytest.warns(UserWarning, match="is ignored: 'utf-8' codec can't decode"):
+        assert choose(tuner(Clock(3.0, 2.0, 1.0), tmp_path)) == THIRD
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ours = tuner(Clock(2.0, 1.0, 3.0), tmp_path / "file" / "folder")
+    with pytest.warns(UserWarning, match="a choice of tiles cannot be kept in"):
+        assert choose(ours) == SECOND
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choose(ours) == SECOND
+
+
+def test_what_made_the_choices_is_in_the_name_and_in_the_file(tmp_path: Path) -> None:
+    for device in ("one GPU", "another"):
+        ChoiceFile(lambda: tmp_path, {"triton": "3.8.0", "device": device}).add("key", FIRST)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert ChoiceFile(lambda: tmp_path, {"triton": "3.8.0", "device": "another"}).read() == {"key": tuple(FIRST)}
+    assert ChoiceFile(lambda: tmp_path, {"triton": "3.9.0", "device": "another"}).read() == {}
+
+
+def test_nothing_is_timed_while_a_graph_is_captured(tmp_path: Path) -> None:
+    clock = Clock(2.0, 1.0, 3.0)
+    captured = [True]
+    ours = Tuner(clock, lambda device: True, lambda: captured[0], lambda: tmp_path)
+    assert choose(ours) == FIRST
+    assert clock.asked == 0
+    captured[0] = False
+    assert choose(ours) == SECOND
+    captured[0] = True
+    assert choose(ours) == SECOND  # made before
+
+
+def test_many_threads_time_once(tmp_path: Path) -> None:
+    clock = Clock(2.0, 1.0, 3.0)
+    ours, found = tuner(clock, tmp_path), []
+    threads = [threading.Thread(target=lambda: found.append(choose(ours))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [SECOND] * 8
+    assert clock.asked == 3
+
+
+def test_where_timing_is_not_wanted_the_table_serves(tmp_path: Path) -> None:
+    clock = Clock(2.0, 1.0, 3.0)
+    assert choose(tuner(clock, tmp_path, wanted=False)) == FIRST
+    assert clock.asked == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_timing_is_wanted_on_a_gpu_alone_and_never_for_deterministic_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    gpu = torch.device("cuda", 0)
+    assert triton_tuning.wanted(gpu)
+    assert not triton_tuning.wanted(torch.device("cpu"))
+    assert not triton_tuning.wanted(torch.device("meta"))
+    monkeypatch.setenv(VARIABLE, "0")
+    assert not triton_tuning.wanted(gpu)
+    monkeypatch.setenv(VARIABLE, "1")
+    assert triton_tuning.wanted(gpu)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert not triton_tuning.wanted(gpu)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_another_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "yes")
+    with pytest.raises(ArgumentError, match="ATTEMPER_TRITON_TUNE: got 'yes'; expected '1' to time tiles once"):
+        triton_tuning.wanted(torch.device("cuda"))
+
+
+def key(queries: int = 100, keys: int = 100, dtype: torch.dtype = torch.float16, kv_heads: int = 4, **rules: object) -> str:
+    query, of_keys = torch.empty(1, 4, queries, 64, dtype=dtype), torch.empty(1, kv_heads, keys, 64, dtype=dtype)
+    inputs = Inputs(query, of_keys, of_keys, None, torch.ones(1, 1, 1), None)
+    return key_of("attend", arguments(inputs, Rules(**rules)), dtype, 4 * queries)
+
+
+def test_a_kind_of_call_is_what_it_is_compiled_for_and_how_long_it_is() -> None:
+    assert key() == key(queries=65, keys=128) == key(seed=5)
+    others = [key(queries=129), key(keys=64), key(dtype=torch.bfloat16), key(kv_heads=2), key(is_causal=True)]
+    others += [key(softcap=2.0), key(dropout_p=0.1), key(window=(3, None))]
+    assert len({key(), *others}) == 1 + len(others)
+
+
+def test_where_the_platform_keeps_such_files(tmp_path: Path) -> None:
+    home = Path.home()
+    assert cache_folder({"XDG_CACHE_HOME": str(tmp_path)}, "linux") == tmp_path / "attemper"
+    assert cache_folder({"XDG_CACHE_HOME": "relative"}, "linux") == home / ".cache" / "attemper"
+    assert cache_folder({}, "darwin") == home / "Library" / "Caches" / "attemper"
+    assert cache_folder({"LOCALAPPDATA": str(tmp_path)}, "win32") == tmp_path / "attemper"

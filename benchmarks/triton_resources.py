@@ -32,6 +32,7 @@ TARGETS = (80, 90)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDTHS = (16, 32, 64, 80, 128, 256)
 PROCESSES = 2
+CANDIDATES = 3  # at most, of the tiles that a GPU may choose from
 
 # Up to this width no kernel in 16 bits may spill.
 HELD_WIDTH = 128
@@ -65,13 +66,14 @@ VARIANTS = (
 
 
 class Build(NamedTuple):
-    """One kernel to compile: what it is for, and where."""
+    """One kernel to compile: what it is for, and where; candidate: which of its tiles, where a GPU has a choice of them."""
 
     direction: str
     dtype: torch.dtype
     width: int
     variant: Variant
     target: int
+    candidate: int = 0
 
 
 class Resources(NamedTuple):
@@ -112,24 +114,25 @@ def problem(dtype: torch.dtype, width: int, variant: Variant) -> tuple[Inputs, R
     return inputs, rules
 
 
-def forward_launches(dtype: torch.dtype, width: int, variant: Variant) -> list[Launch]:
+def forward_launches(dtype: torch.dtype, width: int, variant: Variant, candidate: int = 0) -> list[Launch]:
     """The calls of the forward pass, as a call that will be differentiated makes them."""
     inputs, rules = problem(dtype, width, variant)
-    return triton_forward.launches(inputs, rules, statistics=variant.statistics, differentiable=True)[1]
+    statistics = variant.statistics
+    return triton_forward.launches(inputs, rules, statistics=statistics, differentiable=True, candidate=candidate)[1]
 
 
-def backward_launches(dtype: torch.dtype, width: int, variant: Variant) -> list[Launch]:
+def backward_launches(dtype: torch.dtype, width: int, variant: Variant, candidate: int = 0) -> list[Launch]:
     """The calls of the backward pass of such a call: with statistics, gradients flow into them too, and a scale has one."""
     inputs, rules = problem(dtype, width, variant)
     result, _ = triton_forward.launches(inputs, rules, statistics=variant.statistics, differentiable=True)
     statistics, everything = variant.statistics, variant.everything
     upstream = Upstream(result.output, *((result.lse, result.entropy) if statistics else (None, None)))
     needs = Needs(query=True, key=True, value=True, mask=everything, scale=statistics, sinks=everything)
-    return triton_backward.launches(inputs, rules, result, upstream, needs)
+    return triton_backward.launches(inputs, rules, result, upstream, needs, candidate=candidate)
 
 
 # By direction, the calls to compile.
-DIRECTIONS: dict[str, Callable[[torch.dtype, int, Variant], list[Launch]]] = {
+DIRECTIONS: dict[str, Callable[[torch.dtype, int, Variant, int], list[Launch]]] = {
     "forward": forward_launches,
     "backward": backward_launches,
 }
@@ -185,9 +188,14 @@ def resources(launch: Launch, target: int) -> Resources:
 
 
 def of_build(build: Build) -> list[Resources]:
-    """The resources of every kernel of a build."""
-    calls = DIRECTIONS[build.direction](build.dtype, build.width, build.variant)
-    return [resources(call, build.target) for call in calls]
+    """The resources of every kernel of a build; of another candidate those that no candidate before it has."""
+    calls = [DIRECTIONS[build.direction](build.dtype, build.width, build.variant, each) for each in range(build.candidate + 1)]
+    before = {_compiled_as(call) for each in calls[:-1] for call in each}
+    return [resources(call, build.target) for call in calls[-1] if _compiled_as(call) not in before]
+
+
+def _compiled_as(launch: Launch) -> str:
+    return str([launch.kernel.__name__, launch.options, [pair for pair in launch.arguments.items() if pair[0].isupper()]])
 
 
 def builds(directions: list[str], dtypes: list[torch.dtype], widths: list[int], variants: list[Variant]) -> Iterator[Build]:
@@ -197,7 +205,8 @@ def builds(directions: list[str], dtypes: list[torch.dtype], widths: list[int], 
             for width in widths:
                 for variant in variants:
                     for target in TARGETS:
-                        yield Build(direction, dtype, width, variant, target)
+                        for candidate in range(CANDIDATES):
+                            yield Build(direction, dtype, width, variant, target, candidate)
 
 
 def main() -> int:
@@ -222,7 +231,8 @@ def main() -> int:
         for build, kernels in zip(todo, pool.map(of_build, todo), strict=True):
             dtype = str(build.dtype).removeprefix("torch.")
             for each in kernels:
-                cells = (dtype, str(build.width), f"{build.direction}, {build.variant.name}", f"sm_{build.target}", each.kernel)
+                kernel = each.kernel if build.candidate == 0 else f"{each.kernel}, choice {build.candidate + 1}"
+                cells = (dtype, str(build.width), f"{build.direction}, {build.variant.name}", f"sm_{build.target}", kernel)
                 table.add(*cells, each.options, str(each.registers), f"{each.shared / 1024:.1f}", str(each.spilled))
                 found += 1
                 if build.dtype != torch.float32 and build.width <= HELD_WIDTH:

@@ -37,7 +37,7 @@ def cuts_of(dtype: torch.dtype, width: int, rows: int, *, statistics: bool, lade
         return [Cut(32, 32, 4, 1)]
     if width <= 64:
         keys = 32 if statistics else 64
-        return [Cut(64, keys, 4, 2), Cut(128, keys, 8, 2), *([] if laden else [Cut(64, keys, 4, 3)])]
+        return [Cut(64, keys, 4, 2), *([Cut(128, 32, 8, 2)] if laden else [Cut(128, keys, 8, 2), Cut(64, keys, 4, 3)])]
     if width <= 128:
         # Where memory on the device is wider than the head, telling which part is there takes registers too.
         keys = 16 if laden or (statistics and width < 128) else 32

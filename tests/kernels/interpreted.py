@@ -169,3 +169,13 @@ def test_what_the_backward_pass_gets_of_a_row() -> None:
         products = inputs.query @ inputs.key.mT
         torch.testing.assert_close(shift, (products * inputs.scale.unsqueeze(-1)).amax(-1))
         torch.testing.assert_close(pivot, products.amax(-1))
+
+
+@pytest.mark.parametrize("keys", [9, 203])
+@pytest.mark.parametrize("masked", [False, True], ids=["all seen", "masked"])
+def test_the_largest_of_a_row_that_holds_nan_is_the_first_of_them(masked: bool, keys: int) -> None:
+    query, key, _ = draw(1, 1, 3, 5, keys=keys)
+    key[:, :, [6, 8]] = math.nan
+    mask = torch.arange(keys) != 6 if masked else None
+    rows = row_stats(query, key, mask, impl="triton")
+    assert (rows.argmax == (8 if masked else 6)).all()

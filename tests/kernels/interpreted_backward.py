@@ -32,6 +32,8 @@ CASES = (
     Case("common offset", **{**PLAIN, "queries": 5, "offset_of_logits": 300.0, "scale": "scalar"}),
     Case("everything", 1, 2, 1, 5, 37, 13, 7, 2.0, "float", "query", 3.0, True, True, (33, 4), 30),
     Case("sharp", **{**PLAIN, "queries": 5, "factor": 3.0, "scale": 1.0}),
+    Case("one key", **{**PLAIN, "queries": 3, "keys": 1}),
+    Case("one key seen", **{**PLAIN, "queries": 7, "keys": 9, "window": (0, 0), "scale": "head", "softcap": 2.0}),
 )
 NOTHING = (
     Case("no keys, sinks", heads=2, kv_heads=1, queries=3, keys=0, sinks=True, scale="head"),
@@ -195,3 +197,37 @@ def test_what_a_mask_hides_may_be_anything() -> None:
     found = gradients("triton", leaves, leaves, flow, attn_mask=mask)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0, "scale": -0.3}, {"dropout_p": 0.5}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_through_the_only_key_that_is_seen_nothing_flows_into_its_logit(options: dict[str, Any], dtype: torch.dtype) -> None:
+    query, key, value = (torch.randn(1, 2, 9, 19, dtype=dtype).requires_grad_() for _ in range(3))
+    output = attention(query, key, value, window=(0, 0), impl="triton", **options)
+    found = torch.autograd.grad(output, [query, key, value], torch.randn_like(output))
+    assert not found[0].any()
+    assert not found[1].any()
+    assert found[2].any()
+
+
+def test_of_a_row_that_one_key_holds_the_others_keep_their_gradients() -> None:
+    leaves = [torch.tensor(rows).reshape(1, 1, -1, 1).requires_grad_() for rows in ([1.0], [30.0, 0.0, 5.0], [0.5, 2.0, -1.0])]
+    (found,) = torch.autograd.grad(attention(*leaves, scale=1.0, impl="triton"), leaves[1:2])
+    weights = torch.softmax(torch.tensor([30.0, 0.0, 5.0]).double(), 0)
+    expected = (weights * (torch.tensor([0.5, 2.0, -1.0]) - 0.5)).float()  # but for the first, whose weight is 1
+    torch.testing.assert_close(found.flatten()[1:], expected[1:], rtol=1e-5, atol=0.0)
+    assert found.flatten()[0] == 0.0
+
+
+def test_a_gradient_that_float16_cannot_hold_shows() -> None:
+    # dz·scale is rounded to the dtype of the keys before it meets them: 2e5 becomes infinite, though the gradient would be 200.
+    query, key = (
+        torch.zeros(1, 1, 1, 1, dtype=torch.float16),
+        torch.tensor([1e-3, -1e-3], dtype=torch.float16).reshape(1, 1, 2, 1),
+    )
+    value = torch.tensor([400.0, -400.0], dtype=torch.float16).reshape(1, 1, 2, 1)
+    query.requires_grad_()
+    for flow, finite in ((1.0, True), (1000.0, False)):
+        output = attention(query, key, value, scale=1.0, impl="triton")
+        (found,) = torch.autograd.grad(output, query, torch.full_like(output, flow))
+        assert torch.isfinite(found).all() == finite

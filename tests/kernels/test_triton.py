@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from attemper import attention
 from attemper.errors import UnsupportedError
@@ -44,6 +45,8 @@ def test_the_kernels_are_right_under_the_interpreter() -> None:
     command += [
         "tests/kernels/interpreted.py",
         "tests/kernels/interpreted_backward.py",
+        "tests/kernels/interpreted_tiles.py",
+        "tests/kernels/interpreted_compiled.py",
         *SHARED,
         "-k",
         f"not ({' or '.join(LEFT_OUT)})",
@@ -68,6 +71,19 @@ def test_auto_prefers_triton_on_a_gpu_and_never_on_a_cpu() -> None:
     assert choose("auto", on_cpu, seen=True) in ("cpu", "blocked")
     with pytest.raises(UnsupportedError, match=r"impl: 'triton' does not take a tensor on cpu, except under its interpreter"):
         attention(query, key, value, impl="triton")
+
+
+def test_a_trace_for_a_gpu_holds_our_operator_alone() -> None:
+    def run(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        output, rows = attention(query, key, value, is_causal=True, return_stats=True)
+        return [output, rows.lse]
+
+    query, key, value, *_ = on_gpu(*tensors(1, 2, 5, 7))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        graph = make_fx(run)(query, key, value).graph
+    (ours,) = (node for node in graph.nodes if "attemper" in str(node.target))
+    assert str(ours.target) == "attemper.forward.default"
+    assert "triton" in ours.args
 
 
 def test_what_triton_does_not_take_is_left_to_another_kernel() -> None:

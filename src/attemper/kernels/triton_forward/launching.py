@@ -41,7 +41,7 @@ def cuts_of(dtype: torch.dtype, width: int, rows: int, *, statistics: bool, lade
     if width <= 128:
         # Where memory on the device is wider than the head, telling which part is there takes registers too.
         keys = 16 if laden or (statistics and width < 128) else 32
-        return [Cut(128, keys, 8, 2), Cut(128, keys, 8, 3)]
+        return [Cut(128, keys, 8, 2), *([] if laden else [Cut(128, keys, 8, 3)])]
     return [Cut(64, 32, 8, 1)]
 
 

@@ -199,6 +199,26 @@ def test_timing_is_wanted_on_a_gpu_alone_and_never_for_deterministic_algorithms(
         torch.use_deterministic_algorithms(False)
 
 
+def test_a_tile_for_which_a_gpu_has_too_little_takes_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    testing, errors = (pytest.importorskip(f"triton.{name}") for name in ("testing", "runtime.errors"))
+
+    def bench(call: Callable[[], None], **_: object) -> float:
+        call()
+        return 3.0
+
+    def too_much() -> None:
+        raise errors.OutOfResources(300_000, 232_448, "shared memory")
+
+    def broken() -> None:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(testing, "do_bench", bench)
+    assert triton_tuning.milliseconds(lambda: None) == 3.0
+    assert triton_tuning.milliseconds(too_much) == float("inf")
+    with pytest.raises(RuntimeError, match="an illegal memory access"):
+        triton_tuning.milliseconds(broken)
+
+
 def test_another_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "yes")
     with pytest.raises(ArgumentError, match="ATTEMPER_TRITON_TUNE: got 'yes'; expected '1' to time tiles once"):

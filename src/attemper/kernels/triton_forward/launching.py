@@ -92,9 +92,7 @@ class _Work:
         if not self.rows:
             return self.cuts[0]
         query = self.inputs.query
-        return TUNER.choose(
-            self.cuts, lambda: key_of("attend", self.given, query.dtype, self.rows), lambda cut: self.calls(cut)[:2], query
-        )
+        return TUNER.choose(self.cuts, lambda: key_of("attend", self.given, query.dtype, self.rows), self.calls, query)
 
     def calls(self, cut: Cut) -> list[Launch]:
         """What runs: the pass over the keys; where these are dealt out, what joins them; and what mends an output that is NaN."""

@@ -60,7 +60,9 @@ def configurations(kernel: str, arguments: dict[str, Any], dtype: torch.dtype) -
     # Two stages leave no registers where a tile is wider than the head, and so is loaded by a condition on each column, nor
     # beside the terms of the entropy.
     full = padded or of_entropy
-    others = () if table is not _SIXTEEN_BIT else _of_width(_OTHERS[kernel], width)
+    # Nor has a tile of more rows registers for these terms, in heads of 32.
+    choice = table is _SIXTEEN_BIT and not (of_entropy and kernel == "key_gradients")
+    others = _of_width(_OTHERS[kernel], width) if choice else ()
     return [each._replace(stages=1) if full else each for each in (cut, *others)]
 
 

@@ -236,13 +236,14 @@ void constants_of_block(const Problem& p, int64_t batch, int64_t head, int64_t f
   }
 }
 
+// The unit `unit` of a key head.
 template <class Stored, class Real>
-void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t split, char* memory) {
+void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t unit, char* memory) {
   Arena arena(memory);
   Desk<Real> desk(p, arena);
   Operands<Stored, Real> operands(p, arena);
   const int64_t width = padded<Real>(p.width), value_width = padded<Real>(p.value_width), groups = p.heads / p.kv_heads;
-  const int64_t rows_in_all = p.batch * p.heads * p.queries;
+  const int64_t rows_in_all = p.batch * p.heads * p.queries, numbers = p.width * kBlock<Real>;
   if (p.key_gradient.address) memset(desk.key_gradient, 0, sizeof(Real) * keys_of_unit(p) * width);
   if (p.value_gradient.address) memset(desk.value_gradient, 0, sizeof(Real) * keys_of_unit(p) * value_width);
   const bool sums_flow = kInPairs<Stored> && p.from_pivot != 0;
@@ -257,44 +258,52 @@ void backward_unit(const Problem& p, int64_t batch, int64_t kv_head, int64_t spl
       operands.begin_block(block);
       operands.query_rows.begin_block(block);
       if (flows) operands.output_gradient_rows.begin_block(block);
-      memset(desk.query_gradient, 0, sizeof(Real) * p.width * kBlock<Real>);
-      memset(sums, 0, sizeof(sums));
-
+      const int64_t row = (batch * p.heads + head) * p.queries + first;
       int64_t begin, end;
       keys_in_reach(p, first, block.rows, begin, end);
-      for (int64_t j = begin; j < end; j += kTileKeys) {
-        if (j / kTileKeys % p.splits != split) continue;
-        const int64_t keys = least(kTileKeys, end - j);
-        Visibility<Real> seen;
-        if (!find_visibility(p, block, j, keys, desk.bias, seen)) continue;
-        operands.multiply_tile(block, j, keys, desk);
-        if (p.dropout_p > 0) keep_factors(p, block, j, keys, desk.keep);
-        if (sums_flow) sum_flow(p, block, rows, seen, keys, desk, sums[1], sums[2]);
-        logit_gradients<Real, true>(p, block, rows, seen, keys, desk, sums[0]);
-        if (p.value_gradient.address && flows)
-          operands.output_gradient_rows.add_to_keys(block, seen, desk.weights, keys, operands.weights_over_queries,
-                                                    desk.value_gradient + place_in_unit(p, j) * value_width);
-        if (p.query_gradient.address) operands.add_to_queries(block, seen, j, keys, desk);
-        if (p.key_gradient.address)
-          operands.query_rows.add_to_keys(block, seen, desk.gradient, keys, operands.weights_over_queries,
-                                          desk.key_gradient + place_in_unit(p, j) * width);
+
+      const int64_t first_part = p.together ? 0 : unit, parts_end = p.together ? p.splits : unit + 1;
+      for (int64_t part = first_part; part < parts_end; ++part) {
+        memset(desk.query_gradient, 0, sizeof(Real) * numbers);
+        memset(sums, 0, sizeof(sums));
+        for (int64_t j = begin; j < end; j += kTileKeys) {
+          if (j / kTileKeys % p.splits != part) continue;
+          const int64_t keys = least(kTileKeys, end - j);
+          Visibility<Real> seen;
+          if (!find_visibility(p, block, j, keys, desk.bias, seen)) continue;
+          operands.multiply_tile(block, j, keys, desk);
+          if (p.dropout_p > 0) keep_factors(p, block, j, keys, desk.keep);
+          if (sums_flow) sum_flow(p, block, rows, seen, keys, desk, sums[1], sums[2]);
+          logit_gradients<Real, true>(p, block, rows, seen, keys, desk, sums[0]);
+          if (p.value_gradient.address && flows)
+            operands.output_gradient_rows.add_to_keys(block, seen, desk.weights, keys, operands.weights_over_queries,
+                                                      desk.value_gradient + place_in_unit(p, j) * value_width);
+          if (p.query_gradient.address) operands.add_to_queries(block, seen, j, keys, desk);
+          if (p.key_gradient.address)
+            operands.query_rows.add_to_keys(block, seen, desk.gradient, keys, operands.weights_over_queries,
+                                            desk.key_gradient + place_in_unit(p, j) * width);
+        }
+        for (int64_t r = 0; r < block.rows; ++r)
+          for (int64_t i = 0; i < (sums_flow ? 3 : p.from_pivot ? 1 : 0); ++i)
+            reinterpret_cast<Real*>(p.from_pivot)[(i * p.splits + part) * rows_in_all + row + r] = sums[i][r];
+        if (part > first_part)
+          for (int64_t i = 0; i < numbers; ++i) desk.query_gradient[i] = desk.part_gradient[i] + desk.query_gradient[i];
+        if (part + 1 < parts_end) memcpy(desk.part_gradient, desk.query_gradient, sizeof(Real) * numbers);
       }
+      const bool whole = p.units_of_head() == 1;
       for (int64_t at_lane = 0; p.query_gradient.address && at_lane < block.rows; at_lane += kLanes<Real>)
         columns_to_rows<Real>(desk.query_gradient + at_lane, kBlock<Real>, splat(Real(1)), p.width,
                               least<int64_t>(kLanes<Real>, block.rows - at_lane), [&](int64_t r, int64_t c, Vec<Real> x) {
-                                const int64_t query = first + at_lane + r, from = split * p.between_splits + c;
-                                if (p.splits == 1)
+                                const int64_t query = first + at_lane + r, from = unit * p.between_splits + c;
+                                if (whole)
                                   write_some<Real>(at<Stored>(p.query_gradient, batch, head, query) + c, x, p.width - c);
                                 else
                                   write_some<Real>(at<Real>(p.query_gradient, batch, head, query) + from, x, p.width - c);
                               });
-      const int64_t row = (batch * p.heads + head) * p.queries + first;
-      for (int64_t r = 0; r < block.rows; ++r)
-        for (int64_t i = 0; i < (sums_flow ? 3 : p.from_pivot ? 1 : 0); ++i)
-          reinterpret_cast<Real*>(p.from_pivot)[(i * p.splits + split) * rows_in_all + row + r] = sums[i][r];
     }
 
-  for (int64_t j = split * kTileKeys; j < p.keys; j += p.splits * kTileKeys)
+  const int64_t units = p.units_of_head();
+  for (int64_t j = unit * kTileKeys; j < p.keys; j += units * kTileKeys)
     for (int64_t r = j; r < least(j + kTileKeys, p.keys); ++r) {
       const int64_t place = place_in_unit(p, r);
       if (p.key_gradient.address)

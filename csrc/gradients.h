@@ -32,10 +32,12 @@ struct RowTerms {
 // Tiles are dealt to the units of a key head in turn: how many keys the first of them has, and where a tile's stand with its
 // unit.
 inline int64_t keys_of_unit(const Problem& p) {
-  const int64_t tiles = (p.keys + kTileKeys - 1) / kTileKeys;
-  return (tiles + p.splits - 1) / p.splits * kTileKeys;
+  const int64_t tiles = (p.keys + kTileKeys - 1) / kTileKeys, units = p.units_of_head();
+  return (tiles + units - 1) / units * kTileKeys;
 }
-inline int64_t place_in_unit(const Problem& p, int64_t key) { return key / kTileKeys / p.splits * kTileKeys + key % kTileKeys; }
+inline int64_t place_in_unit(const Problem& p, int64_t key) {
+  return key / kTileKeys / p.units_of_head() * kTileKeys + key % kTileKeys;
+}
 
 // The scratch of a unit.
 template <class Real>
@@ -44,6 +46,7 @@ struct Desk {
   Real *bias, *keep;
   Real* clean;                          // [tile keys][width]
   Real* query_gradient;                 // [width][block]
+  Real* part_gradient;                  // the same of one part, where a unit takes several
   Real *key_gradient, *value_gradient;  // [the unit's keys][padded width]
 
   Desk(const Problem& p, Arena& arena) {
@@ -55,6 +58,7 @@ struct Desk {
     keep = arena.take<Real>(tile);
     clean = arena.take<Real>(kTileKeys * p.width);
     query_gradient = arena.take<Real>(p.width * kBlock<Real>);
+    part_gradient = arena.take<Real>(p.together && p.splits > 1 ? p.width * kBlock<Real> : 0);
     key_gradient = arena.take<Real>(p.key_gradient.address ? keys_of_unit(p) * width : 0);
     value_gradient = arena.take<Real>(p.value_gradient.address ? keys_of_unit(p) * value_width : 0);
   }

@@ -80,17 +80,17 @@ template <class Stored>
 bool backward_of(const Problem& p) {
   using Real = typename ComputeOf<Stored>::Type;
   const int64_t blocks = (p.queries + kBlock<Real> - 1) / kBlock<Real>;
+  const int64_t units = p.units_of_head();
   bool enough = true;
   if (p.lse_gradient || p.unrounded.address)
     enough = for_each_unit(p.batch * p.heads * blocks, p.threads, 0, [&](int64_t unit, char*) {
       constants_of_block<Stored, Real>(p, unit / blocks / p.heads, unit / blocks % p.heads, unit % blocks * kBlock<Real>);
     });
   if (p.query_gradient.address || p.key_gradient.address || p.value_gradient.address || p.from_pivot)
-    enough = enough && for_each_unit(p.batch * p.kv_heads * p.splits, p.threads, backward_scratch<Stored, Real>(p),
+    enough = enough && for_each_unit(p.batch * p.kv_heads * units, p.threads, backward_scratch<Stored, Real>(p),
                                      [&](int64_t unit, char* memory) {
-                                       const int64_t split = unit % p.splits, kv_head = unit / p.splits % p.kv_heads,
-                                                     batch = unit / p.splits / p.kv_heads;
-                                       backward_unit<Stored, Real>(p, batch, kv_head, split, memory);
+                                       const int64_t kv_head = unit / units % p.kv_heads, batch = unit / units / p.kv_heads;
+                                       backward_unit<Stored, Real>(p, batch, kv_head, unit % units, memory);
                                      });
   if (p.mask_gradient)
     enough = enough && for_each_unit(p.mask_batch * p.mask_heads, p.threads, backward_scratch<Stored, Real>(p),

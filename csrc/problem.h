@@ -38,7 +38,8 @@ struct Problem {
   int64_t lse_gradient, entropy_gradient, product_pivot;  // row figures; 0: none
   int64_t constant;        // row figures: gradient of lse − Σ output · its gradient, found here if either of them is given
   int64_t splits;          // parts into which the keys are dealt
-  View query_gradient;     // [batch, heads, queries, width], compute type, or input type with one split; address 0: not wanted
+  int64_t together;        // whether one unit takes all parts of a head, one after the other: the sums are the same
+  View query_gradient;     // [batch, heads, queries, width], compute type; input type where a unit has all; address 0: not wanted
   int64_t between_splits;  // numbers from the query gradient of a part to that of the next
   View key_gradient, value_gradient;  // [batch, kv_heads, keys, width or value_width], input type; address 0: not wanted
   // [1, splits, batch, heads, queries], for the gradient of the scale: Σ dz·(u − pivot). Where weights are rounded to bfloat16
@@ -50,6 +51,7 @@ struct Problem {
   double dropout_p;
   double invisible_below;  // a float mask at or below this hides the pair
 
+  int64_t units_of_head() const { return together ? 1 : splits; }
   int64_t place_of(int64_t query) const { return query * row_step + offset; }
 };
 

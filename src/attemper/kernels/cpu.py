@@ -27,9 +27,9 @@ _BUILDS = ("avx512bf16", "avx512", "avx2", "neon", "portable")
 _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4}
 _UNLIMITED = 2**63 - 1
 _NO_VIEW = (0, 0, 0, 0, 0)
-_RECORD = struct.Struct("=91q3d")  # the fields of Problem in csrc/problem.h, in which _packed puts them
+_RECORD = struct.Struct("=92q3d")  # the fields of Problem in csrc/problem.h, in which _packed puts them
 # The same record cut up around the addresses of query, key, value, output, and of lse, entropy and rest.
-_AROUND_ADDRESSES = struct.Struct("=72sq32sq32sq176sq32s3q352s")
+_AROUND_ADDRESSES = struct.Struct("=72sq32sq32sq176sq32s3q360s")
 
 # Where few heads would leave threads idle, the keys are dealt to this many units. It follows from the shape alone, so that
 # results do not depend on the number of threads.
@@ -229,7 +229,9 @@ def _backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream,
     of_lse = None if upstream.lse is None else upstream.lse.to(dtype).contiguous()
     entropy = None if upstream.entropy is None else upstream.entropy.to(dtype).contiguous()
 
-    splits = _splits(batch * key.shape[1], key.shape[2], batch * heads * queries * width * dtype.itemsize)
+    units = batch * key.shape[1]
+    splits = _splits(units, key.shape[2], batch * heads * queries * width * dtype.itemsize)
+    together = _together(units, splits, torch.get_num_threads())
 
     def empty(need: bool, like: Tensor, *shape: int) -> Tensor | None:
         if not need:
@@ -243,8 +245,8 @@ def _backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream,
         return found if rows else found.zero_()
 
     # Where keys are dealt to several units each has a gradient of the queries.
-    of_units = beside(needs.query, query, *(() if splits == 1 else (splits,)))
-    d_query = of_units if of_units is None or splits == 1 else of_units[0]
+    of_units = beside(needs.query, query, *(() if together else (splits,)))
+    d_query = of_units if of_units is None or together else of_units[0]
     d_key = beside(needs.key, key)
     d_value = None if value is None else beside(needs.value, value)
     # Weights of bfloat16 may have been rounded before they met the values, and D = Σ o·do with them. Gradients in float want
@@ -261,14 +263,14 @@ def _backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream,
         pivot = product_pivot if _pivoted(inputs, rules) else 0
         mask_shape = (1, 1, 1, 1) if d_mask is None else d_mask.shape
 
-        between = 0 if of_units is None or splits == 1 else of_units.stride(0)
+        between = 0 if of_units is None or together else of_units.stride(0)
 
         def gather(of_lse: Tensor | None, output: Tensor | None, *grown: Tensor | None) -> None:
             d_query, d_key, d_value, sums, d_mask = grown
             written = (*_NO_VIEW, 0, 0, 0, *_view(output), *kept)
             flowing = (_address(of_lse), _address(entropy), pivot, constant.data_ptr())
             of_inputs = (*_view(d_query), between, *_view(d_key), *_view(d_value))
-            growing = (splits, *of_inputs, _address(sums), _address(d_mask), *mask_shape)
+            growing = (splits, together, *of_inputs, _address(sums), _address(d_mask), *mask_shape)
             _run("backward", inputs, rules, False, written, flowing, view, growing)
 
         gather(of_lse, output, d_query, d_key, d_value, sums, None if again else d_mask)
@@ -289,7 +291,7 @@ def _backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream,
             of_rows = of_rows + torch.where(torch.isfinite(pivots), pivots, 0.0).double() * total
         d_scale = of_rows.sum_to_size(scale.shape)
     return Gradients(
-        d_query if of_units is None or splits == 1 else _sum_of_parts(of_units).to(query.dtype),
+        d_query if of_units is None or together else _sum_of_parts(of_units).to(query.dtype),
         d_key,
         d_value,
         None if d_mask is None or mask is None else d_mask.to(mask.dtype),
@@ -326,6 +328,14 @@ def _splits(units: int, keys: int, query_bytes: int) -> int:
     return max(1, min(_MOST_SPLITS, -(-_UNITS_WANTED // max(units, 1)), tiles, affordable))
 
 
+def _together(units: int, splits: int, threads: int) -> bool:
+    """Whether one unit had better take all parts of a head: it reads the queries once, and adds the parts up where they are.
+
+    It sums as the parts do on their own, in the same order, so this may follow from the number of threads; they must not wait.
+    """
+    return -(-units // threads) * splits <= -(-units * splits // threads)
+
+
 def _run(direction: str, inputs: Inputs, rules: Rules, statistics: bool, *addresses: tuple[int, ...]) -> None:
     if inputs.sinks is not None:
         inputs = inputs._replace(sinks=inputs.sinks.contiguous())
@@ -340,7 +350,7 @@ def _packed(
     written: tuple[int, ...],
     flowing: tuple[int, ...] = (0, 0, 0, 0),
     output_gradient: tuple[int, ...] = _NO_VIEW,
-    growing: tuple[int, ...] = (1, *_NO_VIEW, 0, *_NO_VIEW, *_NO_VIEW, 0, 0, 1, 1, 1, 1),
+    growing: tuple[int, ...] = (1, 1, *_NO_VIEW, 0, *_NO_VIEW, *_NO_VIEW, 0, 0, 1, 1, 1, 1),
 ) -> bytes:
     query, key, value, mask, scale, sinks = inputs
     left, right = rules.sides

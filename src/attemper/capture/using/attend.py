@@ -8,8 +8,10 @@ What they must hold:
 - torch.compile can trace all of it.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +83,8 @@ def _attend(
         reason = "its weights were asked for, which models with sinks give in ways of their own"
     if reason is None:
         try:
-            output = _computed(module, asked(call.form, given), bool(weights_wanted), call.notes.impl)
+            with _past_function_modes(query, key, value):
+                output = _computed(module, asked(call.form, given), bool(weights_wanted), call.notes.impl)
         except ArgumentError as error:  # the model's own function takes it, or refuses it in its own words
             reason = str(error)
         else:
@@ -110,6 +113,16 @@ def _computed(module: nn.Module, found: Asked, weights_wanted: bool, impl: str) 
     else:
         output, weights = attention(*arguments, **options, impl=impl), None
     return output.transpose(1, 2).contiguous(), weights
+
+
+def _past_function_modes(*tensors: Tensor) -> AbstractContextManager[object]:
+    """A region past torch function modes, such as capture's own, which hears of the call otherwise: each function costs there.
+
+    Not for a compiler, nor where a subclass wants to be asked.
+    """
+    if torch.compiler.is_compiling() or any(type(tensor) is not Tensor for tensor in tensors):
+        return contextlib.nullcontext()
+    return torch._C.DisableTorchFunction()
 
 
 def _collected() -> bool:

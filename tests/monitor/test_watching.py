@@ -1,5 +1,5 @@
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,8 @@ from transformers import AlbertConfig, AlbertModel, LlamaConfig, LlamaForCausalL
 import attemper
 from attemper.errors import ArgumentError, UnsupportedError
 from attemper.monitor import Alarm, LayerRecord, StepRecord, Watch
-from attemper.stats import HeadStats
+from attemper.monitor.measuring import Measured, Taken, measure
+from attemper.stats import HeadStats, RowStats
 
 LAYERS, HEADS, TOKENS, BATCH = 3, 4, 13, 5
 ATTENTION = [f"model.layers.{layer}.self_attn" for layer in range(LAYERS)]
@@ -80,6 +81,54 @@ def test_calls_reduced_together_and_alone_give_one_record(padded: bool, monkeypa
             records.append(watching.step())
     same(*records)
     assert {layer.stats.rows.unique().item() for layer in logged(records[0]).layers} == {BATCH * (TOKENS + 7 - 6 * padded)}
+
+
+class Keeping(nn.Module):
+    """Keeps the record of its logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(6, 18)
+        self.rows: RowStats | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 1, 4)
+        output, self.rows = attemper.attention(q, k, v, return_stats=True)
+        return output
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_model_may_write_into_its_record_before_the_step_ends(batch: int) -> None:
+    model, x = Keeping(), torch.randn(batch, 5, 6)
+    records = []
+    for writes in (False, True):
+        with attemper.watch(model, mode="use") as watching:
+            model(x)
+            assert model.rows is not None
+            with torch.no_grad():
+                for each in (model.rows.lse, model.rows.entropy, model.rows.rest) if writes else ():
+                    each.fill_(9.0)
+            records.append(watching.step())
+    same(*records)
+
+
+def test_calls_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those without rows neither, of a batch of none."""
+    together: list[int] = []
+
+    def counted(calls: Sequence[Taken]) -> list[Measured]:
+        together.append(len(calls))
+        return measure(calls)
+
+    monkeypatch.setattr("attemper.monitor.watching.MOST_ROWS", 4)
+    monkeypatch.setattr("attemper.monitor.watching.measure", counted)
+    model = Keeping()
+    with attemper.watch(model) as watching:
+        for _ in range(10):
+            model(torch.randn(0, 5, 6))
+        assert together == [4, 4]
+        assert {layer.stats.rows.sum().item() for layer in logged(watching.step()).layers} == {0}
+    assert together == [4, 4, 2]
 
 
 def test_the_record_is_that_of_the_logits() -> None:

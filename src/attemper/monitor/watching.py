@@ -145,6 +145,7 @@ class Watch:
         self._rows: deque[dict[str, list[Any]]] = deque(maxlen=settings.history)
         self._next = 0
         self._taken: list[tuple[tuple[str, int], Taken]] = []  # the calls that wait to be reduced
+        self._waiting = 0  # how many rows they have, and one more each
         self._slots: dict[tuple[str, int], Measured] = {}
         self._maxima: dict[tuple[str, int], Tensor] | None = None
         self._heads: dict[tuple[str, int], int] = {}
@@ -307,12 +308,14 @@ class Watch:
             self._exclude(layer, f"it ran with different numbers of heads, {heads} and {taken.rows.heads}")
             return
         self._taken.append((key, taken))
-        if sum(each.rows.rows.lse.numel() for _, each in self._taken) >= MOST_ROWS:
+        # Counted here: who goes through all that wait at every call takes time as their square.
+        self._waiting += 1 + taken.rows.rows.lse.numel()
+        if self._waiting >= MOST_ROWS:
             self._reduce()
 
     @torch.no_grad()
     def _reduce(self) -> None:
-        taken, self._taken = self._taken, []
+        taken, self._taken, self._waiting = self._taken, [], 0
         for (key, _), measured in zip(taken, measure([each for _, each in taken]), strict=True):
             if self._maxima is not None:
                 before = self._maxima.get(key)

@@ -71,6 +71,26 @@ def test_results_lie_as_the_inputs_do(shape: tuple[int, ...], dtype: torch.dtype
         assert torch.equal(beside, apart)
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_result_that_lies_as_the_inputs_do_is_no_view(recorded: bool) -> None:
+    """Autograd refuses to change a view in place that a Function, or code under no_grad, gave back."""
+    query, key, value = torch.randn(3, 2, 5, 4, 8, dtype=torch.bfloat16).transpose(2, 3)
+    factor = torch.tensor(2.0, dtype=torch.bfloat16, requires_grad=True)
+    with torch.set_grad_enabled(recorded):
+        output, stats = attention(query.requires_grad_(), key, value, return_stats=True, impl="cpu")
+    lse = stats.lse
+    assert output.stride() == query.stride()
+    assert not output._is_view()
+    if recorded:
+        (lse.sum() + output.detach().sum()).backward()
+        assert query.grad is not None
+        assert not query.grad._is_view()
+    else:
+        output.mul_(factor)
+        output.sum().backward()
+        assert factor.grad is not None
+
+
 SMALL = [case.name for case in CASES if case.keys <= 601 and case.queries <= 41]
 SCRIPT = """
 import sys, torch

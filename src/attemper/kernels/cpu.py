@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attemper.kernels.layout import beside_heads, laid_out
+from attemper.kernels.layout import laid_out
 from attemper.kernels.spec import Forward, Gradients, Inputs, Needs, Rules, Upstream, invisible_below
 
 try:
@@ -130,8 +130,8 @@ class Plan(NamedTuple):
     """What of a plain call follows from shapes and strides: the shapes of the results, the scale, and the record, cut up."""
 
     rows: tuple[int, ...]
-    output: tuple[int, ...]  # as it lies in memory: with `beside`, the heads of a row beside one another
-    beside: bool
+    output: tuple[int, ...]
+    strides: tuple[int, ...]  # of the output
     scale: Tensor  # whose address is in the record
     head: bytes
     query_strides: bytes
@@ -166,8 +166,7 @@ def plan(
 def plain(plan: Plan, addresses: tuple[int, int, int], query: Tensor, statistics: bool) -> tuple[Tensor, ...]:
     """`forward` by a plan, to the bit the same: (output,), and with statistics (output, lse, entropy, rest)."""
     q, k, v = addresses
-    output = query.new_empty(*plan.output)
-    results = (output.transpose(1, 2) if plan.beside else output,)
+    results: tuple[Tensor, ...] = (query.new_empty_strided(plan.output, plan.strides),)
     if statistics:
         rows, new = plan.rows, plan.scale.new_empty
         results = (*results, new(*rows), new(*rows), new(10, *rows))
@@ -200,9 +199,8 @@ def _plan(
     written = (*_view(output), *(0,) * 12)
     record = _packed(Inputs(q, k, v, None, scale, None), Rules(is_causal=is_causal), threads, statistics, written)
     head, _, of_query, _, of_key, _, of_value, _, of_output, *_, tail = _AROUND_ADDRESSES.unpack(record)
-    beside = beside_heads(q)
-    in_memory = output.transpose(1, 2) if beside else output
-    return Plan(tuple(query[:3]), tuple(in_memory.shape), beside, scale, head, of_query, of_key, of_value, of_output, tail)
+    shape, strides = tuple(output.shape), output.stride()
+    return Plan(tuple(query[:3]), shape, strides, scale, head, of_query, of_key, of_value, of_output, tail)
 
 
 def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> Gradients:

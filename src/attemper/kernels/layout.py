@@ -1,5 +1,7 @@
 """How a kernel lays out what it returns: as its inputs are; who takes it apart as they were put together need not copy it."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,17 @@ def beside_heads(like: Tensor) -> bool:
 
 def laid_out(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
     """Empty, of a shape [..., heads, rows, width], without gaps, the heads beside one another where those of `like` are."""
+    if not beside_heads(like):
+        return like.new_empty(*shape, dtype=dtype)
+    # Not a view of another tensor, as a transposed one would be: autograd refuses to change such a result in place.
+    return like.new_empty_strided(shape, strides_beside(shape), dtype=dtype)
+
+
+def strides_beside(shape: Sequence[int]) -> tuple[int, ...]:
+    """Of a tensor [..., heads, rows, width] without gaps in which the heads of a row lie beside one another."""
     *parts, heads, rows, width = shape
-    if beside_heads(like):
-        return like.new_empty(*parts, rows, heads, width, dtype=dtype).transpose(-3, -2)
-    return like.new_empty(*shape, dtype=dtype)
+    outer, step = [], heads * rows * width
+    for size in reversed(parts):
+        outer.append(step)
+        step = step * size
+    return (*reversed(outer), width, heads * width, 1)

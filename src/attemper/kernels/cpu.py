@@ -199,8 +199,8 @@ def _plan(
     written = (*_view(output), *(0,) * 12)
     record = _packed(Inputs(q, k, v, None, scale, None), Rules(is_causal=is_causal), threads, statistics, written)
     head, _, of_query, _, of_key, _, of_value, _, of_output, *_, tail = _AROUND_ADDRESSES.unpack(record)
-    shape, strides = tuple(output.shape), output.stride()
-    return Plan(tuple(query[:3]), shape, strides, scale, head, of_query, of_key, of_value, of_output, tail)
+    results = tuple(query[:3]), tuple(output.shape), tuple(output.stride())
+    return Plan(*results, scale, head, of_query, of_key, of_value, of_output, tail)
 
 
 def backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream, needs: Needs) -> Gradients:

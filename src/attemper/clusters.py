@@ -8,7 +8,7 @@ import socket
 from collections.abc import Generator
 from typing import Any
 
-from attemper.errors import LoadError, MissingExtraError
+from attemper.errors import LoadError, MissingExtraError, in_one_line
 
 _SECONDS = 10.0  # that a node may take to answer
 
@@ -51,5 +51,5 @@ def _refuse_silent(address: str) -> None:
 
 
 def _unreached(address: str, error: Exception) -> LoadError:
-    said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    said = f"{type(error).__name__}: {in_one_line(error)}"
     return LoadError(f'ray: no cluster could be reached at {address!r}: {said}; expected the address of one, or "local"')

@@ -49,6 +49,18 @@ class LoadError(AttemperError):
     """A model or its inputs could not be read: missing, malformed, unsafe, or not what it claims to be."""
 
 
+def in_one_line(said: object) -> str:
+    """What another library's error says, its lines joined, so that a message that quotes it stays one line.
+
+    Args:
+        said: the error, or its words.
+
+    Returns:
+        The words with one space between them; "" where there are none.
+    """
+    return " ".join(str(said).split())
+
+
 def require_packages(packages: Mapping[str, str], extra: str, purpose: str) -> None:
     """Do nothing if the packages can be imported; none is.
 

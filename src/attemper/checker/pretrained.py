@@ -15,7 +15,7 @@ from attemper.checker.options import ENDS, Options, one_line
 from attemper.checker.stored_dtypes import refuse_integers
 from attemper.checker.streaming import hollow_parameters, stream, tensors_of
 from attemper.checker.tokenizer_files import hostile
-from attemper.errors import AttemperError, LoadError, MissingExtraError, UnsupportedError
+from attemper.errors import AttemperError, LoadError, MissingExtraError, UnsupportedError, in_one_line
 
 # Larger than any model in use; building this many layers of nothing takes seconds.
 MAX_LAYERS = 4096
@@ -69,7 +69,7 @@ def read(checkpoint: Checkpoint, options: Options) -> tuple[Any, frozenset[str],
             raise LoadError(f"{folder}: the tensors in its weights have other shapes than its config.json asks for") from error
         raise LoadError(f"{folder} could not be loaded: {one_line(error)}{hint}") from error
     if info.get("error_msgs"):
-        raise LoadError(f"{folder} could not be loaded: {' '.join(str(info['error_msgs'][0]).split())[:300]}")
+        raise LoadError(f"{folder} could not be loaded: {in_one_line(info['error_msgs'][0])[:300]}")
     unknown = _unknown_quantisation(checkpoint)
     if unknown or not checkpoint.config.get("quantization_config"):
         refuse_integers(model, checkpoint)

@@ -12,7 +12,7 @@ from typer.exceptions import TyperException
 
 from attemper.cli import COULD_NOT_RUN, INTERRUPTED, check, compare, explain, fix, info, lab, report, rule, top
 from attemper.cli.output import close_stdout, say
-from attemper.errors import AttemperError
+from attemper.errors import AttemperError, in_one_line
 from attemper.report.names import safe
 
 app = typer.Typer(
@@ -83,7 +83,7 @@ def _root(
 
 
 def _complain(message: str) -> None:
-    sys.stderr.write(f"attemper: {safe(' '.join(message.split()))}\n")
+    sys.stderr.write(f"attemper: {safe(in_one_line(message))}\n")
 
 
 def _complain_of_usage(error: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from attemper.errors import LoadError, MissingExtraError
+from attemper.errors import LoadError, MissingExtraError, in_one_line
 from attemper.examples.decoder import Decoder
 from attemper.examples.provenance import Provenance
 
@@ -42,7 +42,7 @@ def load(path: Path) -> Decoder:
     except FileNotFoundError:
         raise LoadError(f"{path}: no such file; expected the weights of an example model; {REMEDY}") from None
     except (OSError, RuntimeError, TypeError, ValueError, safetensors.SafetensorError) as error:
-        cause = " ".join(str(error).split())[:160]
+        cause = in_one_line(error)[:160]
         raise LoadError(f"{path}: not the weights of an example model ({cause}); {REMEDY}") from error
     model.provenance = provenance
     return model.eval()

@@ -6,9 +6,8 @@ import contextlib
 import os
 from collections.abc import Generator
 
-from attemper.errors import ArgumentError
+from attemper.errors import ArgumentError, in_one_line
 from attemper.lab.config import RunConfig
-from attemper.lab.store.curves import one_line
 from attemper.lab.tasks.drawing import HELD_OUT
 from attemper.lab.tasks.text import BYTES
 
@@ -54,7 +53,7 @@ def memory_told() -> Generator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        said = one_line(error)
+        said = in_one_line(error)
         if isinstance(error, RuntimeError) and not any(words in said for words in _REFUSED):
             raise
         asked = said.partition("you tried to allocate ")[2].partition(".")[0] or "more than can be counted"

@@ -17,12 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attemper.errors import ArgumentError, LoadError
+from attemper.errors import ArgumentError, LoadError, in_one_line
 from attemper.lab.config import RunConfig
 from attemper.lab.events import Event, Tell
 from attemper.lab.identity import run_id
 from attemper.lab.room import check_room, memory_told
-from attemper.lab.store.curves import one_line
 from attemper.lab.store.files import RunFiles
 from attemper.lab.store.results import RunResult
 from attemper.lab.table import NAME as TABLE
@@ -116,7 +115,7 @@ def read(folder: Path) -> Sweep:
         runs = tuple(RunConfig.model_validate(run) for run in fields["runs"])
         return _checked(Sweep(**fields | {"runs": runs, "data": tuple(fields.get("data", ()))}))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise LoadError(f"{path}: {one_line(error)}; expected what `attemper lab run` wrote") from error
+        raise LoadError(f"{path}: {in_one_line(error)}; expected what `attemper lab run` wrote") from error
 
 
 def _checked(sweep: Sweep) -> Sweep:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attemper.errors import LoadError
+from attemper.errors import LoadError, in_one_line
 from attemper.lab.arithmetic import LossScale, computing
 from attemper.lab.config import RunConfig
 from attemper.lab.identity import run_id
@@ -22,7 +22,6 @@ from attemper.lab.memory import PeakMemory
 from attemper.lab.models import attention_layers, build, logits_times
 from attemper.lab.optimisers import Optimisers
 from attemper.lab.room import memory_told
-from attemper.lab.store.curves import one_line
 from attemper.lab.store.files import RunFiles
 from attemper.lab.store.recorder import Recorder
 from attemper.lab.store.results import Evaluation, RunResult
@@ -99,7 +98,7 @@ class Trial:
             try:
                 self.restore(state)
             except (KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:
-                given = f"{self.files.checkpoint}: {type(error).__name__}: {one_line(error)}"
+                given = f"{self.files.checkpoint}: {type(error).__name__}: {in_one_line(error)}"
                 raise LoadError(f"{given}; expected the checkpoint of this run; delete it to train the run anew") from error
         threshold = self.config.optimiser.qk_clip
         began, saved, before = time.perf_counter(), time.perf_counter(), self.seconds

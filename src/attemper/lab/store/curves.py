@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attemper.errors import LoadError
+from attemper.errors import LoadError, in_one_line
 from attemper.monitor.records import FIGURES
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def read_curves(folder: Path) -> Curves:
         steps, heads = (parquet.read_table(folder / name) for name in (STEPS, HEADS))
         return curves_from(steps, heads)
     except (OSError, KeyError, ValueError, RuntimeError, pa.ArrowException) as error:
-        raise LoadError(f"{folder}: {one_line(error)}; expected the curves of a run") from error
+        raise LoadError(f"{folder}: {in_one_line(error)}; expected the curves of a run") from error
 
 
 def steps_table(tensors: dict[str, Tensor]) -> pa.Table:
@@ -113,8 +113,3 @@ def to_parquet(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     parquet.write_table(table, sink, compression="zstd")
     return sink.getvalue().to_pybytes()
-
-
-def one_line(error: Exception) -> str:
-    """What an error says, its lines joined."""
-    return " ".join(str(error).split())

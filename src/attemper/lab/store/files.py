@@ -20,10 +20,10 @@ from typing import Any
 
 from torch import nn
 
-from attemper.errors import ArgumentError, LoadError
+from attemper.errors import ArgumentError, LoadError, in_one_line
 from attemper.lab.config import RunConfig
 from attemper.lab.identity import run_id
-from attemper.lab.store.curves import HEADS, STEPS, heads_table, one_line, steps_table, to_parquet
+from attemper.lab.store.curves import HEADS, STEPS, heads_table, steps_table, to_parquet
 from attemper.lab.store.recorder import Recorder
 from attemper.lab.store.results import Evaluation, RunResult
 from attemper.monitor.trackers.locking import Lock
@@ -73,7 +73,7 @@ class RunFiles:
             return self._checked(RunResult(**_numbers(fields), folder=self.folder))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise LoadError(
-                f"{path}: {one_line(error)}; expected the result of a run; delete it to train the run anew"
+                f"{path}: {in_one_line(error)}; expected the result of a run; delete it to train the run anew"
             ) from error
 
     def _checked(self, result: RunResult) -> RunResult:

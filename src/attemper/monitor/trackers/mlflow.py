@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from attemper.errors import ArgumentError, MissingExtraError
+from attemper.errors import ArgumentError, MissingExtraError, in_one_line
 from attemper.monitor.records import RunInfo, StepRecord
 from attemper.monitor.trackers.rows import fields_of
 from attemper.monitor.trackers.summary import Summary, text_of
@@ -59,7 +59,7 @@ class MLflow:
         try:
             self._begin(mlflow, run)
         except (mlflow.MlflowException, OSError, ValueError) as error:
-            words = " ".join(str(error).split()) or type(error).__name__
+            words = in_one_line(error) or type(error).__name__
             if self.run_id is not None and getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
                 raise ArgumentError(
                     "run_id", f"{self.run_id!r} ({words})", "the id of a run that is at that uri, or None"

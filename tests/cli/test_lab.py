@@ -81,6 +81,20 @@ def test_report_has_the_tables(sweep: Path, capsys: Capture) -> None:
     assert f"none          {sum(losses[:2]) / 2:.3f} ± " in out
 
 
+def test_what_is_made_of_the_runs_is_made_anew(sweep: Path, tmp_path: Path, capsys: Capture) -> None:
+    folder = shutil.copytree(sweep, tmp_path / "sweep")
+    wanted = (sweep / "table.parquet").read_bytes()
+    (folder / "page.html").write_text("torn")
+    (folder / "table.parquet").write_bytes(b"torn")
+    assert main(["lab", "report", str(folder), "--write-docs", str(tmp_path / "docs")]) == 0
+    assert (tmp_path / "docs" / "mine" / "table.parquet").read_bytes() == wanted
+    capsys.readouterr()
+    assert main(["lab", "resume", str(folder)]) == 0
+    assert "4 runs, 0 of them trained now; page in " in capsys.readouterr().err
+    assert (folder / "table.parquet").read_bytes() == wanted
+    assert (folder / "page.html").read_text("utf-8").startswith("<!doctype html>")
+
+
 def test_report_writes_what_a_document_needs(sweep: Path, tmp_path: Path, capsys: Capture) -> None:
     assert main(["lab", "report", str(sweep), "--write-docs", str(tmp_path)]) == 0
     out = capsys.readouterr().out

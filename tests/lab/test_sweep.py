@@ -2,6 +2,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from attemper.lab import training
 from attemper.lab.events import Event
 from attemper.lab.identity import run_id
 from attemper.lab.sweep import Sweep
-from attemper.lab.table import TIMES
+from attemper.lab.table import TIMES, write_table
 from tests.lab_runs import MODEL, TASK, After, Optimiser, Task, die, files_of, own_text, tiny
 from tests.running import ROOT
 
@@ -68,6 +69,22 @@ def test_a_finished_sweep_does_no_work(whole: Path, monkeypatch: pytest.MonkeyPa
     sweeps.begin(whole, SWEEP)
     assert len(sweeps.run(whole)) == len(RUNS)
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no table", "half", "two rows"])
+def test_a_table_that_is_not_what_the_runs_say_is_written_anew(
+    content: bytes | str | None, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(whole, tmp_path / "sweep")
+    monkeypatch.setattr(training.Trial, "__init__", lambda *_: pytest.fail("trained again"))
+    table, wanted = folder / "table.parquet", (whole / "table.parquet").read_bytes()
+    table.unlink()
+    if content == "two rows":
+        write_table(table, sweeps.results(whole)[:2])
+    elif content is not None:
+        table.write_bytes(content if isinstance(content, bytes) else wanted[: len(wanted) // 2])
+    assert len(sweeps.run(folder)) == len(RUNS)
+    assert table.read_bytes() == wanted
 
 
 def test_processes_train_what_one_trains(whole: Path, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def results(folder: Path) -> list[RunResult]:
 
 
 def run(folder: Path, jobs: int = 1, tell: Tell = lambda _event: None, ray: str | None = None) -> list[RunResult]:
-    """Train what is not over yet, and write the table.
+    """Train what is not over yet, and write the table, unless it is there as the results have it.
 
     Args:
         folder: where `begin` was.
@@ -166,8 +166,7 @@ def run(folder: Path, jobs: int = 1, tell: Tell = lambda _event: None, ray: str 
     found = results(folder)
     for result in found:  # what a process left that was killed once it had written the result
         RunFiles(folder, result.id).checkpoint.unlink(missing_ok=True)
-    if todo or not (folder / TABLE).exists():
-        write_table(folder / TABLE, found)
+    write_table(folder / TABLE, found)
     return found
 
 

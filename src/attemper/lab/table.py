@@ -16,13 +16,23 @@ TIMES = ("seconds", "tokens_per_second", "peak_mib", "machine")  # differ each t
 
 
 def write_table(path: Path, results: Sequence[RunResult]) -> None:
-    """Write the table of the runs; what differs each time is in the columns of `TIMES`, the last ones."""
+    """Write the table of the runs, unless it is there already, byte for byte.
+
+    Args:
+        path: the file; what else it holds, such as half of a table, is replaced.
+        results: the runs that are over, a row each. What differs each time is in the columns of `TIMES`, the last ones.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     import pyarrow as pa
 
     rows = [row_of(result) for result in results]
     names = list(dict.fromkeys(name for row in rows for name in row if name not in TIMES))
     columns = {name: [row.get(name) for row in rows] for name in (*names, *TIMES)}
-    write_whole(path, to_parquet(pa.table(columns)))
+    content = to_parquet(pa.table(columns))
+    if not path.is_file() or path.read_bytes() != content:
+        write_whole(path, content)
 
 
 def row_of(result: RunResult) -> dict[str, Any]:

@@ -1,23 +1,26 @@
 """What the presets compute, against closed forms; and one sweep that is real."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 
-from attemper.errors import LoadError
 from attemper.lab import sweep as sweeps
 from attemper.lab.comparing import paired
 from attemper.lab.further import NAME, further_rows
 from attemper.lab.presets import preset
-from attemper.lab.presets.bounded import entropy_bound
+from attemper.lab.presets.bounded import HeadEntropy, entropy_bound
 from attemper.lab.presets.costs import costs
 from attemper.lab.presets.logit_threshold import broken_at
 from attemper.lab.presets.lr_sensitivity import sensitivity
 from attemper.lab.presets.remedies import SIZES, roundings
 from attemper.lab.presets.telling import few_seeds, verdict
 from attemper.lab.presets.width_transfer import lowest
+from attemper.lab.store.files import to_parquet
 from attemper.lab.sweep import Sweep
 from attemper.lab.viewing import view_of
 
@@ -118,6 +121,20 @@ def test_a_real_sweep_is_answered_and_its_measurement_kept(tmp_path: Path) -> No
     mean = {rule: [row.entropy for row in rows if rules[row.run] == rule] for rule in ("none", "inverse")}
     assert max(mean["none"]) < min(mean["inverse"])
     assert all(row.from_sigma <= row.from_row <= row.entropy + 1e-6 for row in rows)
-    (folder / NAME).write_bytes(b"no table")
-    with pytest.raises(LoadError, match=r"further\.parquet: .*delete it to have it measured anew"):
-        view_of(folder)
+    others = [row._replace(run="another") for row in rows]
+    torn = kept[: len(kept) // 2] + bytes(len(kept) // 2 - 200) + kept[-200:]
+    for content in (b"no table", kept[:-9], torn, of(rows, entropy="high"), of(others), of([fields_of_another(rows[0])])):
+        (folder / NAME).write_bytes(content)
+        assert view_of(folder).answer == view.answer
+        assert (folder / NAME).read_bytes() == kept
+
+
+def of(rows: Sequence[Any], **fields: object) -> bytes:
+    """A measurement as a file, with other values in some columns."""
+    columns = {name: [fields.get(name, getattr(row, name)) for row in rows] for name in rows[0]._fields}
+    return to_parquet(pa.table(columns))
+
+
+def fields_of_another(row: Any) -> Any:
+    """A row of another preset's measurement, of the same run."""
+    return HeadEntropy(row.run, "after", 0, 0, 8, 0.5)

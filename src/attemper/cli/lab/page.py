@@ -45,13 +45,14 @@ def write_docs(view: SweepView, sweep: Path, into: Path) -> None:
         MissingExtraError: a package for the page is absent. ArgumentError: they cannot be written there.
     """
     from attemper.lab import further, table
+    from attemper.lab.sweep import results
 
     folder = into / view.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (table.NAME, further.NAME):
-            if (sweep / name).exists():
-                shutil.copyfile(sweep / name, folder / name)
+        table.write_table(folder / table.NAME, results(sweep))
+        if (sweep / further.NAME).exists():  # the view has read it
+            shutil.copyfile(sweep / further.NAME, folder / further.NAME)
     except OSError as error:
         raise ArgumentError("--write-docs", f"{into} ({error.strerror})", "a folder that can be written") from error
     write_page(view, folder / "page.html", asked_for=True)

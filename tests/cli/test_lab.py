@@ -144,12 +144,24 @@ def test_a_file_that_is_called_as_a_preset_is_a_file(config: Path, tmp_path: Pat
     assert capsys.readouterr().out.startswith("What do the runs of convergence come to?")
 
 
+def test_runs_that_a_setting_makes_one_are_told(config: Path, tmp_path: Path, capsys: Capture) -> None:
+    few = ["--set", "steps=1", "--jobs", "1"]
+    assert main(["lab", "run", str(config), "--out", str(tmp_path / "s"), "--set", "seed=1", *few]) == 0
+    told, *_ = capsys.readouterr().err.splitlines()
+    assert told == "--set seed=1 steps=1: of 4 runs 2 remain, as the others differ in that alone"
+    assert [run.config.seed for run in results(tmp_path / "s")] == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["run", "convergense"], "convergense: neither a preset nor a file; expected one of convergence, "),
         (["run", "CONFIG", "--quick"], "--quick: got beside a file; expected a preset"),
-        (["run", "CONFIG", "--set", "model.rule=x"], "model.rule: got \"x\"; expected 'none', "),
+        (["run", "CONFIG", "--set", "model.init=x"], "model.init: got \"x\"; expected 'unit', "),
+        (
+            ["run", "CONFIG", "--set", "model.rule=none"],
+            '--set: got model.rule, of which the file has 2 values ("none", "inverse_sqrt"); expected a field that is the same',
+        ),
         (["run", "CONFIG", "--set", "rule=none"], 'rule: got "none"; expected a field that there is: task, '),
         (
             ["run", "CONFIG", "--out", "SWEEP", "--set", "steps=8"],

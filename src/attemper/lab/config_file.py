@@ -22,6 +22,7 @@ from attemper.errors import ArgumentError, LoadError
 from attemper.lab.config import RunConfig
 
 _LONGEST = 100  # letters of a value in an error
+_LISTED = 4  # values that an error names
 
 
 def read_configs(path: Path) -> tuple[RunConfig, ...]:
@@ -69,6 +70,33 @@ def parsed(settings: Sequence[str]) -> dict[str, Any]:
         except (ValueError, RecursionError):
             values[name.strip()] = text
     return values
+
+
+def check_varied(configs: Sequence[RunConfig], values: Mapping[str, Any]) -> None:
+    """Refuse to set a field in which the runs of a file differ, but for the seed, as a preset refuses those of its own runs.
+
+    Args:
+        configs: the runs of the file. values: what `parsed` gave.
+
+    Raises:
+        ArgumentError: the runs differ in one of the fields.
+    """
+    rows = [config.model_dump(mode="json") for config in configs]
+    for name in values.keys() - {"seed"}:
+        given = list(dict.fromkeys(json.dumps(_at(row, name)) for row in rows))
+        if len(given) > 1:
+            listed = ", ".join(given[:_LISTED]) + (", …" if len(given) > _LISTED else "")
+            raise ArgumentError(
+                "--set",
+                f"{name}, of which the file has {len(given)} values ({listed})",
+                "a field that is the same in all of its runs; or change the file",
+            )
+
+
+def _at(fields: Any, name: str) -> Any:
+    for part in name.split("."):
+        fields = fields.get(part) if isinstance(fields, dict) else None
+    return fields
 
 
 def override(configs: Sequence[RunConfig], values: Mapping[str, Any]) -> tuple[RunConfig, ...]:

@@ -86,7 +86,7 @@ def resume(
 
 
 def _sweep(what: str, quick: bool, settings: Sequence[str], seeds: int | None) -> "Sweep":
-    from attemper.lab.config_file import override, parsed, read_configs
+    from attemper.lab.config_file import check_varied, override, parsed, read_configs
     from attemper.lab.presets import NAMES, preset
     from attemper.lab.presets.changing import check_settings
     from attemper.lab.sweep import Sweep
@@ -103,12 +103,17 @@ def _sweep(what: str, quick: bool, settings: Sequence[str], seeds: int | None) -
         if quick:
             raise ArgumentError("--quick", "beside a file", "a preset, which alone has a small form")
         name, effort, configs = Path(what).stem, "", read_configs(Path(what))
+        check_varied(configs, values)
     else:
         raise LoadError(f"{what}: neither a preset nor a file; expected one of {', '.join(NAMES)}, or a TOML file")
     if seeds is not None:
         configs = tuple(config.model_copy(update={"seed": seed}) for config in configs for seed in range(seeds))
         configs = tuple(dict.fromkeys(configs))
-    configs = override(configs, values)
+    before, configs = len(configs), override(configs, values)
+    if len(configs) < before:
+        sys.stderr.write(
+            f"--set {' '.join(settings)}: of {before} runs {len(configs)} remain, as the others differ in that alone\n"
+        )
     if product is not None:
         product.check(configs)
     command = ["attemper", "lab", "run", what, *(["--quick"] if quick else [])]

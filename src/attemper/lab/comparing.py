@@ -7,14 +7,16 @@ of freedom, and a rank test cannot fall below 0.25 there, so that t, which takes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
+from typing import TypeVar
 
 from attemper.errors import MissingExtraError
 
 LEVEL = 0.05
 UNKNOWN = "unknown"
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Paired:
     Attributes:
         mean: of the differences. low, high: 95 % interval of it by Student's t. p: of the paired t test, two-sided.
         count: pairs. lost: pairs of which one is no number, thus a training that diverged.
+        raised: Holm's p, where the test is one of several; p where it is alone. tests: how many these are.
     """
 
     mean: float
@@ -48,11 +51,17 @@ class Paired:
     p: float
     count: int
     lost: int
+    raised: float = math.nan
+    tests: int = 1
 
     @property
     def clear(self) -> bool:
-        """Whether the test rejects no difference at 5 %."""
-        return self.p < LEVEL
+        """Whether the test rejects no difference at 5 %; where it is one of several, at 5 % for all of them together."""
+        return (self.p if self.tests == 1 else self.raised) < LEVEL
+
+    def __neg__(self) -> Paired:
+        """The same test of second − first."""
+        return replace(self, mean=-self.mean, low=-self.high, high=-self.low)
 
     def __str__(self) -> str:
         if not self.count:
@@ -60,7 +69,8 @@ class Paired:
         if self.count < 2:
             return f"{self.mean:+.3f} ({self.count} pairs, no test)"
         interval = f"95 % interval {self.low:+.3f} to {self.high:+.3f}"
-        return f"{self.mean:+.3f} ({interval}, paired t, p = {self.p:.2g}, {self.count} seeds)"
+        p = f"p = {self.p:.2g}" if self.tests == 1 else f"Holm's p of {self.tests} tests = {self.raised:.2g}"
+        return f"{self.mean:+.3f} ({interval}, paired t, {p}, {self.count} seeds)"
 
 
 def told(value: float, form: str) -> str:
@@ -104,3 +114,17 @@ def holm(ps: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, (len(order) - rank) * ps[place]))
         raised[place] = highest
     return raised
+
+
+def corrected(tests: Mapping[Key, Paired]) -> dict[Key, Paired]:
+    """The tests that one answer makes, each with Holm's p beside its own, and with how many they are.
+
+    Args:
+        tests: by any name; those without a p, of too few pairs, count as none.
+
+    Returns:
+        The same, by the same names in the same order.
+    """
+    raised = holm([test.p for test in tests.values()])
+    count = max(1, sum(not math.isnan(p) for p in raised))
+    return {name: replace(test, raised=p, tests=count) for (name, test), p in zip(tests.items(), raised, strict=True)}

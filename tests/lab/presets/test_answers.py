@@ -289,3 +289,42 @@ def test_a_run_of_no_arm_is_refused() -> None:
     )
     with pytest.raises(LoadError, match=r"model\.rule = 'mup': expected that of one of 1/√d, ln n, fixed"):
         preset("length").answer([stray], [])
+
+
+SEVERAL = {
+    "lr-sensitivity": 3,
+    "logit-threshold": 2,
+    "width-transfer": 3,
+    "additive-vs-dot": 5,  # four of the table, and one that the sentence makes beside them
+    "fp16-overflow": 26,
+    "clip-vs-scale": 6,
+    "head-widths": 2,
+    "length": 2,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sentence_of_several_comparisons_has_the_corrected_p_of_the_table(name: str) -> None:
+    answer = answered(name, KNOWN[name][0] if name == "width-transfer" else same)
+    said = re.findall(r"Holm's p of (\d+) tests = ([^,]+),", answer.sentence)
+    if name not in SEVERAL:
+        assert len(re.findall(r"paired t, p = ", answer.sentence)) == 1
+        return
+    assert {int(count) for count, _ in said} == {SEVERAL[name]}
+    assert "paired t, p = " not in answer.sentence
+    tables = [table for table in answer.tables if "p, Holm" in table.header]
+    shown = {row[table.header.index("p, Holm")] for table in tables for row in table.rows}
+    beside = {"additive-vs-dot": 1, "fp16-overflow": 2, "clip-vs-scale": 1}.get(name, 0)
+    assert not tables or sum(p in shown for _, p in said) >= len(said) - beside
+
+
+def test_what_is_told_apart_alone_is_not_told_apart_as_one_of_many() -> None:
+    spoilt = {("none", 0): 0.6, ("none", 1): 0.7, ("none", 2): 1.1}  # p = 0.036 alone
+
+    def losses(config: RunConfig) -> float:
+        high = config.optimiser.learning_rate > 0.05 and not config.model.qk_norm
+        return same(config) + (spoilt.get((config.model.rule, config.seed), 0.0) if high else 0.0)
+
+    answer = answered("lr-sensitivity", losses)
+    assert "No scale is not told apart from it: the difference is +0.22" in answer.sentence
+    assert "Holm's p of 3 tests = 0.1" in answer.sentence

@@ -12,7 +12,7 @@ from attemper.lab.presets.arms import USUAL, Arm, arm_of, seeded
 from attemper.lab.presets.costs import Cost, costs
 from attemper.lab.presets.grouping import grouped, validation_series
 from attemper.lab.presets.preset import Effort, Further, Preset
-from attemper.lab.presets.telling import compared_table, few_seeds, losses_told, signed, verdict, versus
+from attemper.lab.presets.telling import NONE, against_base, compared_table, few_seeds, losses_told, signed, verdict, versus
 from attemper.lab.store.results import RunResult
 from attemper.report.sweeps import Answer, Chart, Series, Table
 
@@ -64,8 +64,9 @@ def answer(results: Sequence[RunResult], rows: Sequence[Cost] = ()) -> Answer:
     """Additive against the dot product with and without a scale, at the widest; then what each costs."""
     arms = grouped(results, place)
     widest = max(key.width for key in arms)
-    additive, scaled, bare = (arms.get(Place(widest, name), []) for name in (ADDITIVE, SCALED, BARE))
-    unscaled, usual = versus(additive, bare), versus(additive, scaled)
+    additive, bare = (arms.get(Place(widest, name), []) for name in (ADDITIVE, BARE))
+    tests = against_base(arms, lambda key: key._replace(arm=SCALED), also={"without a scale": versus(additive, bare)})
+    unscaled, usual = tests["without a scale"], tests.get(Place(widest, ADDITIVE), NONE)
     sentence = (
         f"At width {widest}, additive attention {verdict(unscaled, 'is behind', 'is ahead of')} the dot product "
         "without a scale: the "
@@ -82,7 +83,7 @@ def answer(results: Sequence[RunResult], rows: Sequence[Cost] = ()) -> Answer:
                 "Held-out loss at the end",
                 ("d", "attention"),
                 arms,
-                lambda key: key._replace(arm=SCALED),
+                tests,
                 against=SCALED,
                 what="loss, nats a symbol",
                 note=f"Right symbols: {_accuracies(arms)}.",

@@ -9,7 +9,7 @@ from attemper.lab.config import RunConfig
 from attemper.lab.presets.arms import TEXT_LIMIT, USUAL, Arm, arm_of, seeded, text_base
 from attemper.lab.presets.grouping import figure_series, first, grouped, validation_series
 from attemper.lab.presets.preset import Effort, Preset
-from attemper.lab.presets.telling import compared_table, few_seeds, losses_told, signed, verdict, versus
+from attemper.lab.presets.telling import NONE, against_base, compared_table, few_seeds, losses_told, signed, verdict, versus
 from attemper.lab.store.results import RunResult
 from attemper.report.sweeps import Answer, Chart
 
@@ -49,8 +49,10 @@ def place(run: RunResult) -> Place:
 def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
     """What is left of the gap to 1/√d when gradients are clipped."""
     arms = grouped(results, place)
-    bare, clipped, hard, scaled = (arms.get(Place(name), []) for name in (BARE, CLIPPED, HARD, SCALED))
-    gap, gained, left, least = versus(bare, scaled), versus(clipped, bare), versus(clipped, scaled), versus(hard, scaled)
+    bare, clipped = (arms.get(Place(name), []) for name in (BARE, CLIPPED))
+    tests = against_base(arms, lambda _: Place(SCALED), also={"clipping alone": versus(clipped, bare)})
+    gained = tests["clipping alone"]
+    gap, left, least = (tests.get(Place(name), NONE) for name in (BARE, CLIPPED, HARD))
     sentence = (
         f"No scale with gradients clipped at 1 {verdict(left, 'is behind', 'is ahead of')} 1/√d without any "
         "clipping: the difference "
@@ -66,11 +68,7 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
     return Answer(
         sentence,
         signed(left, "nats"),
-        tables=(
-            compared_table(
-                "Held-out loss at the end", ("arm",), arms, lambda _: Place(SCALED), what="loss, nats a byte", note=note
-            ),
-        ),
+        tables=(compared_table("Held-out loss at the end", ("arm",), arms, tests, what="loss, nats a byte", note=note),),
         charts=(
             Chart(
                 "Held-out loss", "step", "nats a byte", tuple(validation_series(key.arm, found) for key, found in arms.items())

@@ -11,7 +11,7 @@ from attemper.lab.config import Model, Optimiser, RunConfig, Task
 from attemper.lab.presets.arms import RULES, USUAL, Arm, arm_of
 from attemper.lab.presets.grouping import figure_series, first, grouped, validation_series
 from attemper.lab.presets.preset import Effort, Preset
-from attemper.lab.presets.telling import compared_table, few_seeds, losses_told, signed, verdict, versus
+from attemper.lab.presets.telling import against_base, compared_table, few_seeds, losses_told, signed, verdict, versus
 from attemper.lab.store.results import RunResult
 from attemper.report.sweeps import Answer, Chart, Table
 
@@ -94,7 +94,7 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
                 "Held-out loss at the end",
                 ("start", "d_k", "rule"),
                 arms,
-                lambda key: key._replace(arm=USUAL),
+                against_base(arms, lambda key: key._replace(arm=USUAL)),
                 what="loss, nats a byte",
             ),
             _starts(arms),

@@ -12,7 +12,7 @@ from attemper.lab.presets.arms import TEXT_LIMIT, arm_of
 from attemper.lab.presets.grouping import figure_series, grouped, last, validation_series
 from attemper.lab.presets.preset import Effort, Further, Preset, Product
 from attemper.lab.presets.rebuilding import ARMS, PROVENANCE, SCALED, SHIPPED, UNSCALED, Likeness, check, likenesses, make
-from attemper.lab.presets.telling import compared_table, few_seeds, losses_told, number, signed, verdict, versus
+from attemper.lab.presets.telling import against_base, compared_table, few_seeds, losses_told, number, signed, verdict, versus
 from attemper.lab.store.results import RunResult
 from attemper.report.sweeps import Answer, Chart, Table
 
@@ -57,7 +57,12 @@ def answer(results: Sequence[RunResult], rows: Sequence[Likeness] = ()) -> Answe
         signed(gap, "nats"),
         tables=(
             compared_table(
-                "Held-out loss at the end", ("model",), arms, lambda _: Place(SCALED), against=SCALED, what="loss, nats a byte"
+                "Held-out loss at the end",
+                ("model",),
+                arms,
+                against_base(arms, lambda _: Place(SCALED)),
+                against=SCALED,
+                what="loss, nats a byte",
             ),
             Table(
                 "Attention at the last logged step",

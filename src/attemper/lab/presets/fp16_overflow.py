@@ -12,7 +12,7 @@ from attemper.lab.presets.arms import USUAL, Arm, arm_of, seeded, text_base
 from attemper.lab.presets.grouping import grouped, validation_series
 from attemper.lab.presets.preset import Effort, Further, Preset
 from attemper.lab.presets.remedies import Rounding, roundings
-from attemper.lab.presets.telling import compared_table, few_seeds, losses_told, verdict, versus
+from attemper.lab.presets.telling import NONE, against_base, compared_table, few_seeds, losses_told, verdict, versus
 from attemper.lab.store.results import RunResult
 from attemper.report.sweeps import Answer, Chart, Series, Table
 
@@ -91,8 +91,10 @@ def answer(results: Sequence[RunResult], rows: Sequence[Rounding] = ()) -> Answe
     """Which trainings failed, what the others lose, and where attention alone breaks."""
     arms = grouped(results, place)
     widest = max(key.width for key in arms)
-    exact, naive, scaled, safe, in_16 = (arms.get(Place(widest, name), []) for name in (EXACT, NAIVE, SCALED, SAFE, SAFE_IN_16))
-    lost, kept, coarser = versus(scaled, exact), versus(safe, scaled), versus(in_16, safe)
+    naive, scaled, safe, in_16 = (arms.get(Place(widest, name), []) for name in (NAIVE, SCALED, SAFE, SAFE_IN_16))
+    also = {"kept": versus(safe, scaled), "coarser": versus(in_16, safe)}
+    tests = against_base(arms, lambda key: key._replace(arm=EXACT), also=also)
+    lost, kept, coarser = tests.get(Place(widest, SCALED), NONE), tests["kept"], tests["coarser"]
     gone = sum(run.status == "diverged" for run in naive)
     sentence = (
         f"At d_k = {widest}, {gone} of {len(naive)} trainings with a float16 softmax that does not subtract the "
@@ -114,7 +116,7 @@ def answer(results: Sequence[RunResult], rows: Sequence[Rounding] = ()) -> Answe
                 "Held-out loss at the end",
                 ("d_k", "attention"),
                 arms,
-                lambda key: key._replace(arm=EXACT),
+                tests,
                 against=EXACT,
                 what="loss, nats a byte",
                 note="All matrix products but those in float32 arms are rounded to 16 bits.",

@@ -11,7 +11,7 @@ from attemper.lab.presets.arms import TEXT_LIMIT, Arm, arm_of, seeded, text_base
 from attemper.lab.presets.bounded import MEASURABLE, HeadEntropy, entropies
 from attemper.lab.presets.grouping import figure_series, grouped, validation_series
 from attemper.lab.presets.preset import Effort, Further, Preset
-from attemper.lab.presets.telling import compared_table, few_seeds, losses_told, signed, verdict, versus
+from attemper.lab.presets.telling import NONE, against_base, compared_table, few_seeds, losses_told, signed, verdict
 from attemper.lab.store.results import RunResult
 from attemper.report.sweeps import Answer, Chart, Table
 
@@ -52,8 +52,9 @@ def measure(results: Sequence[RunResult], effort: Effort) -> list[HeadEntropy]:
 def answer(results: Sequence[RunResult], rows: Sequence[HeadEntropy] = ()) -> Answer:
     """Loss of one scale against scales of their own; entropies of the heads beside it."""
     arms = grouped(results, place)
-    equal, own, shared = (arms.get(Place(name), []) for name in (EQUAL, OWN, SHARED))
-    test, unequal = versus(shared, own), versus(own, equal)
+    own, shared = (arms.get(Place(name), []) for name in (OWN, SHARED))
+    tests = against_base(arms, lambda _: Place(OWN))
+    test, unequal = tests.get(Place(SHARED), NONE), -tests.get(Place(EQUAL), NONE)
     wide = {name: _mean(rows, found, "before", head=len(WIDTHS) - 1) for name, found in (("own", own), ("shared", shared))}
     sentence = (
         f"One scale for heads of widths {', '.join(map(str, WIDTHS))} {verdict(test, 'is behind', 'is ahead of')} "
@@ -68,9 +69,7 @@ def answer(results: Sequence[RunResult], rows: Sequence[HeadEntropy] = ()) -> An
         sentence,
         signed(test, "nats"),
         tables=(
-            compared_table(
-                "Held-out loss at the end", ("heads",), arms, lambda _: Place(OWN), against=OWN, what="loss, nats a byte"
-            ),
+            compared_table("Held-out loss at the end", ("heads",), arms, tests, against=OWN, what="loss, nats a byte"),
             _heads(arms, rows),
         ),
         charts=(

@@ -10,7 +10,7 @@ from attemper.lab.config import After, RunConfig
 from attemper.lab.presets.arms import TEXT_LIMIT, USUAL, Arm, arm_of, seeded, text_base
 from attemper.lab.presets.grouping import grouped, series_of
 from attemper.lab.presets.preset import Effort, Preset
-from attemper.lab.presets.telling import compared_table, few_seeds, losses_told, signed, verdict, versus
+from attemper.lab.presets.telling import NONE, against_base, compared_table, few_seeds, losses_told, signed, verdict
 from attemper.lab.store.results import RunResult
 from attemper.report.sweeps import Answer, Chart, Table
 
@@ -62,27 +62,27 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
     lengths = sorted({length for found in arms.values() for run in found for length in by_length(run)})
     trained = results[0].config.task.length
     longest = lengths[-1] if lengths else trained
-    usual, fixed, learned = (arms.get(Place(name), []) for name in (USUAL, FIXED, LEARNED))
-    more = spread([excess(longest)(run) for run in usual])
-    tests = [versus(found, usual, excess(longest)) for found in (fixed, learned)]
+    more = spread([excess(longest)(run) for run in arms.get(Place(USUAL), [])])
+    tests = against_base(arms, lambda _: Place(USUAL), excess(longest))
+    fixed, learned = (tests.get(Place(name), NONE) for name in (FIXED, LEARNED))
     sentence = (
         f"Trained at {trained} bytes and tested at {longest}, a decoder with 1/√d changes its loss by "
         f"{more.told('+.3f')} "
         "nats a byte. With a fixed factor in ln n that change "
-        f"{verdict(tests[0], 'is larger than', 'is smaller than')} with 1/√d: the "
-        f"difference is {tests[0]}. With a learned one it "
-        f"{verdict(tests[1], 'is larger than', 'is smaller than')} with 1/√d: {tests[1]}."
+        f"{verdict(fixed, 'is larger than', 'is smaller than')} with 1/√d: the "
+        f"difference is {fixed}. With a learned one it "
+        f"{verdict(learned, 'is larger than', 'is smaller than')} with 1/√d: {learned}."
         f"{losses_told(arms)}"
     )
     return Answer(
         sentence,
-        signed(tests[0], "nats"),
+        signed(fixed, "nats"),
         tables=(
             compared_table(
                 f"Loss at {longest} bytes above that at {trained}",
                 ("rule",),
                 arms,
-                lambda _: Place(USUAL),
+                tests,
                 value=excess(longest),
                 what="difference, nats a byte",
             ),

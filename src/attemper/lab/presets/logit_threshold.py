@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from attemper.lab.comparing import spread, told
+from attemper.lab.comparing import corrected, spread, told
 from attemper.lab.config import After, RunConfig
 from attemper.lab.presets.arms import TEXT_LIMIT, Arm, arm_of, seeded, text_base
 from attemper.lab.presets.grouping import grouped, series_of
@@ -90,7 +90,7 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
         spread([logit_at_break(run) for run in usual]),
         spread([largest(run) for run in usual if run.status == "done"]),
     )
-    norm, sixteen = versus(normed, usual, log_break), versus(half, usual, log_break)
+    norm, sixteen = corrected(dict(enumerate(versus(found, usual, log_break) for found in (normed, half)))).values()
     if broken:
         said = (
             f"Multiplying the logits of a trained model by κ = {kappa:.1f} (geometric mean of {len(broken)} "

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from attemper.lab.comparing import Paired, holm, paired, spread
+from attemper.lab.comparing import Paired, corrected, paired, spread
 from attemper.lab.config import RunConfig
 from attemper.lab.presets.arms import RULES, TEXT_LIMIT, USUAL, arm_of, seeded, text_base
 from attemper.lab.presets.grouping import banded, grouped
 from attemper.lab.presets.preset import Effort, Preset
-from attemper.lab.presets.telling import cells_of, losses_told, number, signed, verdict
+from attemper.lab.presets.telling import NONE, cells_of, losses_told, number, signed, verdict
 from attemper.lab.store.results import RunResult
 from attemper.report.sweeps import Answer, Chart, HeatMap, Table
 
@@ -72,8 +72,8 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
     names = list(dict.fromkeys(key.arm for key in arms))
     losses = {name: by_rate(arms, name) for name in names}
     scores = {name: {seed: sensitivity(each) for seed, each in found.items()} for name, found in losses.items()}
-    tests = {name: _against(scores[name], scores.get(USUAL, {})) for name in names if name != USUAL}
-    none, norm = (tests.get(name, paired([], [])) for name in ("none", QK_NORM))
+    tests = corrected({name: _against(scores[name], scores.get(USUAL, {})) for name in names if name != USUAL})
+    none, norm = (tests.get(name, NONE) for name in ("none", QK_NORM))
     usual = spread(list(scores.get(USUAL, {}).values()))
     low, high = min(key.rate for key in arms), max(key.rate for key in arms)
     sentence = (
@@ -133,14 +133,13 @@ def _turned(losses: Mapping[int, Mapping[float, float]]) -> dict[float, list[flo
 
 
 def _table(names: Sequence[str], losses: Any, scores: Any, tests: Mapping[str, Paired], arms: Any) -> Table:
-    raised = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
     rows = []
     for name in names:
         means = {rate: spread(values) for rate, values in _turned(losses[name]).items()}
         best = min(means, key=lambda rate: means[rate].mean, default=math.nan)
         diverged = sum(run.status == "diverged" for key, found in arms.items() if key.arm == name for run in found)
         total = sum(len(found) for key, found in arms.items() if key.arm == name)
-        test = (*cells_of(tests[name]), number(raised[name])) if name in tests else ("",) * 4
+        test = (*cells_of(tests[name]), number(tests[name].raised)) if name in tests else ("",) * 4
         rows.append(
             (
                 name,

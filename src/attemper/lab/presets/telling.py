@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attemper.lab.comparing import Paired, holm, paired, spread
+from attemper.lab.comparing import Paired, corrected, paired, spread
 from attemper.lab.presets.grouping import by_seed
 from attemper.lab.store.results import RunResult
 from attemper.report.sweeps import Table
 
+NONE = paired([], [])  # where an arm is missing
 Value = Callable[[RunResult], float]
 Runs = Sequence[RunResult]
 
@@ -24,6 +25,22 @@ def versus(one: Runs, two: Runs, value: Value = final_loss) -> Paired:
     """First minus second over the seeds that both have."""
     pairs = by_seed(one, two)
     return paired([value(a) for a, _ in pairs], [value(b) for _, b in pairs])
+
+
+def against_base(
+    arms: Mapping[Any, Runs], base: Callable[[Any], Any], value: Value = final_loss, also: Mapping[Any, Paired] | None = None
+) -> dict[Any, Paired]:
+    """Every arm against the one that it is measured by, with Holm's correction: all tests of an answer, in sentence and table.
+
+    Args:
+        arms: runs by a key. base: the key that an arm is compared with; itself, or one that is not there: with none.
+        value: of a run. also: tests that the sentence makes beside these, by names of their own.
+
+    Returns:
+        The tests by the arms' keys, then those of `also`.
+    """
+    tests = {key: versus(runs, arms[base(key)], value) for key, runs in arms.items() if base(key) != key and base(key) in arms}
+    return corrected(tests | dict(also or {}))
 
 
 def verdict(test: Paired, more: str, less: str) -> str:
@@ -72,7 +89,7 @@ def compared_table(
     title: str,
     names: Sequence[str],
     arms: Mapping[Any, Runs],
-    base: Callable[[Any], Any],
+    tests: Mapping[Any, Paired],
     *,
     against: str = "1/√d",
     value: Value = final_loss,
@@ -83,22 +100,21 @@ def compared_table(
 
     Args:
         title, note: of the table. names: headings of the parts of an arm's key.
-        arms: by a key that is a tuple with one part a heading. base: the key that an arm is compared with; itself: with none.
+        arms: by a key that is a tuple with one part a heading. tests: what `against_base` gave for them.
         against: what the other is called. value: of a run. what: its heading.
     """
-    tests = {key: versus(runs, arms[base(key)], value) for key, runs in arms.items() if base(key) != key and base(key) in arms}
-    raised = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
     rows = []
     for key, runs in arms.items():
         test = tests.get(key)
-        cells = ("",) * 5 if test is None else (*cells_of(test), number(raised[key]), str(test.count))
+        cells = ("",) * 5 if test is None else (*cells_of(test), number(test.raised), str(test.count))
         diverged = sum(run.status == "diverged" for run in runs)
         rows.append((*map(str, key), str(spread([value(run) for run in runs])), *cells, f"{diverged} of {len(runs)}"))
     header = (*names, what, f"minus {against}", "95 % interval", "p", "p, Holm", "pairs", "diverged")
     reading = (
         "Mean ± standard deviation over the seeds. The difference is taken seed by seed: the same seed draws the "
         "same examples, and "
-        "where the shapes are equal the same weights. p is that of a paired t test; Holm's counts in how many tests there are."
+        "where the shapes are equal the same weights. p is that of a paired t test; Holm's counts in how many tests there are, "
+        "here and in the sentence."
     )
     return Table(title, header, tuple(rows), f"{reading} {note}".strip())
 

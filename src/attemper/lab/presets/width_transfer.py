@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from attemper.lab.comparing import Paired, paired, spread, told
+from attemper.lab.comparing import Paired, corrected, paired, spread, told
 from attemper.lab.config import RunConfig
 from attemper.lab.presets.arms import TEXT_LIMIT, USUAL, Arm, arm_of, seeded, text_base
 from attemper.lab.presets.grouping import banded, grouped
@@ -90,9 +90,10 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
     usual, mup = drift(arms, USUAL), drift(arms, MUP)
     seeds = sorted(usual.keys() & mup.keys())
     test = paired([abs(mup[seed]) for seed in seeds], [abs(usual[seed]) for seed in seeds])
-    against: dict[str, Paired] = {
-        name: paired(list(each.values()), [0.0] * len(each)) for name, each in ((USUAL, usual), (MUP, mup))
-    }
+    against: dict[str, Paired] = corrected(
+        {name: paired(list(each.values()), [0.0] * len(each)) for name, each in ((USUAL, usual), (MUP, mup))} | {"sizes": test}
+    )
+    test = against["sizes"]
     sentence = (
         f"From width {widths[0]} to {widths[-1]} the best learning rate moves by {against[USUAL]} powers of two "
         "under 1/√d and by "

@@ -211,8 +211,18 @@ def test_a_sweep_that_is_half_over_is_compared_by_what_is_there(sweep: Path, tmp
     out = capsys.readouterr().out
     assert "nan" not in out
     assert [line.split()[-2:] for line in out.splitlines() if line.startswith("model.rule")] == [["1", "0"]] * 2
+    for result in results(half):  # a whole arm is missing
+        if result.config.model.rule == "none":
+            (half / "runs" / result.id / "result.json").unlink()
+    for pair in ((sweep, half), (half, sweep)):
+        assert main(["lab", "compare", *map(str, pair)]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("What tells them apart: nothing")
+        assert [line.split()[:3] for line in out.splitlines() if line.startswith("model.rule")] == [
+            ["model.rule", "=", "inverse_sqrt"]
+        ]
     assert main(["lab", "report", str(half)]) == 2
-    assert "2 of 4 runs are not over; `attemper lab resume" in capsys.readouterr().err
+    assert "3 of 4 runs are not over; `attemper lab resume" in capsys.readouterr().err
 
 
 def test_a_page_that_cannot_be_written_takes_no_answer_with_it(sweep: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 from attemper.errors import LoadError
 from attemper.lab.comparing import holm, spread
+from attemper.lab.config import RunConfig
 from attemper.lab.presets.telling import cells_of, number, versus
 from attemper.lab.store.results import RunResult
-from attemper.lab.sweep import results
+from attemper.lab.sweep import read, results
 from attemper.lab.table import flat
 from attemper.report.sweeps import Table
 
@@ -20,13 +21,11 @@ def compared(one: Path, two: Path) -> Table:
     Raises:
         LoadError: a folder holds no sweep, or no two runs are alike but for that.
     """
-    first, second = ({run: fields(run) for run in results(folder)} for folder in (one, two))
-    names = sorted({name for row in (*first.values(), *second.values()) for name in row})
-    apart = [
-        name
-        for name in names
-        if {str(row.get(name)) for row in first.values()} != {str(row.get(name)) for row in second.values()}
-    ]
+    first, second = ({run: fields(run.config) for run in results(folder)} for folder in (one, two))
+    # By what was asked for: of a sweep that is half over, the arms that are missing yet do not tell it apart.
+    asked = [[fields(config) for config in read(folder).runs] for folder in (one, two)]
+    names = sorted({name for rows in asked for row in rows for name in row})
+    apart = [name for name in names if len({frozenset(str(row.get(name)) for row in rows) for rows in asked}) > 1]
     arms = sorted({_rest(row, apart) for row in first.values()} & {_rest(row, apart) for row in second.values()})
     if not arms:
         raise LoadError(
@@ -48,9 +47,9 @@ def compared(one: Path, two: Path) -> Table:
     return Table(f"What tells them apart: {told}", header, tuple(map(tuple, rows)), note)
 
 
-def fields(run: RunResult) -> dict[str, Any]:
-    """The configuration, flat, without the seed."""
-    row = flat(run.config.model_dump(mode="json"))
+def fields(config: RunConfig) -> dict[str, Any]:
+    """A configuration, flat, without the seed."""
+    row = flat(config.model_dump(mode="json"))
     del row["seed"]
     return row
 

@@ -328,3 +328,11 @@ def test_what_is_told_apart_alone_is_not_told_apart_as_one_of_many() -> None:
     answer = answered("lr-sensitivity", losses)
     assert "No scale is not told apart from it: the difference is +0.22" in answer.sentence
     assert "Holm's p of 3 tests = 0.1" in answer.sentence
+
+
+@pytest.mark.parametrize("name", ["convergence", "additive-vs-dot", "fp16-overflow"])
+def test_heads_of_several_widths_are_refused(name: str) -> None:
+    config = preset(name).runs("quick")[0]
+    stray = made_up(config.model_copy(update={"model": config.model.model_copy(update={"head_dim": (8, 24), "heads": 2})}), 2.0)
+    with pytest.raises(LoadError, match=r"model\.head_dim = \[8, 24\]: expected heads of one width"):
+        preset(name).answer([stray], [])

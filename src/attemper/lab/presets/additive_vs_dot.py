@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from attemper.lab.comparing import spread
 from attemper.lab.config import Model, Optimiser, RunConfig, Task
-from attemper.lab.presets.arms import USUAL, Arm, arm_of, seeded
+from attemper.lab.presets.arms import USUAL, Arm, arm_of, head_width, seeded
 from attemper.lab.presets.costs import Cost, costs
 from attemper.lab.presets.grouping import grouped, validation_series
 from attemper.lab.presets.preset import Effort, Further, Preset
@@ -51,8 +51,7 @@ def runs(effort: Effort) -> list[RunConfig]:
 
 def place(run: RunResult) -> Place:
     """Where a run stands."""
-    assert isinstance(run.config.model.head_dim, int)
-    return Place(run.config.model.head_dim, arm_of(ARMS, run.config))
+    return Place(head_width(run.config), arm_of(ARMS, run.config))
 
 
 def measure(_results: Sequence[RunResult], effort: Effort) -> list[Cost]:

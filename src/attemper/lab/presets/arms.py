@@ -62,6 +62,20 @@ def arm_of(arms: Sequence[Arm], config: RunConfig) -> str:
     )
 
 
+def head_width(config: RunConfig) -> int:
+    """The width of a run's heads, of a preset whose heads are all of one.
+
+    Raises:
+        LoadError: they are of several.
+    """
+    width = config.model.head_dim
+    if not isinstance(width, int):
+        raise LoadError(
+            f"a run with model.head_dim = {list(width)}: expected heads of one width, as all runs of this preset have"
+        )
+    return width
+
+
 def _field(config: RunConfig, name: str) -> Any:
     section, field = name.split(".")
     return getattr(getattr(config, section), field)

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from attemper.lab.comparing import spread, told
 from attemper.lab.config import Model, Optimiser, RunConfig, Task
-from attemper.lab.presets.arms import RULES, USUAL, Arm, arm_of
+from attemper.lab.presets.arms import RULES, USUAL, Arm, arm_of, head_width
 from attemper.lab.presets.grouping import figure_series, first, grouped, validation_series
 from attemper.lab.presets.preset import Effort, Preset
 from attemper.lab.presets.telling import against_base, compared_table, few_seeds, losses_told, signed, verdict, versus
@@ -65,9 +65,7 @@ class Place(NamedTuple):
 
 def place(run: RunResult) -> Place:
     """Of a run."""
-    model = run.config.model
-    assert isinstance(model.head_dim, int)
-    return Place(model.init, model.head_dim, arm_of(RULES, run.config))
+    return Place(run.config.model.init, head_width(run.config), arm_of(RULES, run.config))
 
 
 def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:

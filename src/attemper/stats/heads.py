@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attemper.errors import ArgumentError
 from attemper.stats.histograms import HISTOGRAM_EDGES, SHARES, histogram
-from attemper.stats.rows import SATURATED_PEAK, RowStats
+from attemper.stats.rows import FIELDS, SATURATED_PEAK, RowStats
 from attemper.stats.shapes import broadcasts_to
 
 _COUNTS = ("rows", "empty_rows", "softmax_rows", "saturated_rows", "nonfinite_rows")
@@ -61,12 +61,13 @@ class HeadStats:
     def reduce(of_heads: "RowsByHead") -> "HeadStats":
         """Reduce rows that lie head by head."""
         rows, real = of_heads
-        shown, several = rows.count > 0, rows.count > 1
+        count = rows.rest[FIELDS.index("count")]
+        shown, several = count > 0, count > 1
         empty = ~shown
         if real is not None:
             shown, several, empty = shown & real, several & real, empty & real
         # Of an infinite negative logit lse knows nothing; the mean does.
-        finite = shown & torch.isfinite(rows.lse) & torch.isfinite(rows.mean)
+        finite = shown & (rows.lse.abs() < math.inf) & (rows.mean.abs() < math.inf)
         several = several & finite
         centred, peak, normalized = rows.centred_max(), rows.peak(), rows.normalized_entropy()
         # Figure by figure: all of them in one tensor would no longer lie in the cache.
@@ -76,9 +77,9 @@ class HeadStats:
         candidates = (rows.max, -rows.min, rows.product_max, -rows.product_min, centred)
         extremes = torch.stack([_largest(torch.where(shown, each, -math.inf)) for each in candidates])
 
-        known = torch.where(several, normalized, 0.0)
-        summands = (centred, rows.entropy, known, rows.gain(), peak, rows.jacobian_norm())
-        sums = torch.stack([torch.where(finite, each, 0.0).sum(-1, dtype=torch.float64) for each in summands])
+        summed = [torch.where(finite, each, 0.0) for each in (centred, rows.entropy, rows.gain(), peak, rows.jacobian_norm())]
+        summed.insert(_SUMS.index("normalized_entropy"), torch.where(several, normalized, 0.0))
+        sums = torch.stack([each.sum(-1, dtype=torch.float64) for each in summed])
 
         of_finite, of_several = finite.long(), several.long()
         histograms = {

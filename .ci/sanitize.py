@@ -29,7 +29,7 @@ MISPLACED = """
 import torch
 from attemper import attention
 from attemper.kernels import cpu
-cpu._view = lambda tensor: (tensor.data_ptr() + {bytes}, *tensor.stride())
+cpu._view = lambda tensor: (0,) * 5 if tensor is None else (tensor.data_ptr() + {bytes}, *tensor.stride())
 tensors = (torch.ones(1, 1, {rows}, 5)[:, :, :67] for _ in range(3))
 attention(*tensors, softcap=2.0, impl="cpu")  # a plain call is packed elsewhere
 """

@@ -54,8 +54,6 @@ def take(call: AttentionCall, row_stride: int) -> Taken:
         mask = None if mask is None else mask[..., ::row_stride]
     else:
         row_stride = 1
-        # The model may hold the record too, and write into it before its rows are reduced.
-        rows = RowStats(rows.lse.clone(), rows.entropy.clone(), rows.rest.clone(), rows.sink)
     scale, scaled_max = call.scale, None
     if isinstance(scale, Tensor):
         scale = scale.detach().abs()

@@ -127,7 +127,7 @@ def attention(
     )
     output, rows = run(problem, impl, statistics=return_stats or (bool(LISTENERS) and rows_wanted()))
     assert output is not None
-    tell(problem, rows)
+    tell(problem, rows, shared=return_stats)
     return (output, rows) if return_stats and rows is not None else output
 
 

@@ -31,9 +31,15 @@ def rows_wanted() -> bool:
     return any(listener.wants_rows and listener.traced == tracing for listener in LISTENERS)
 
 
-def tell(problem: Problem, rows: RowStats | None) -> None:
-    """Tell the listeners of a call that is done."""
+def tell(problem: Problem, rows: RowStats | None, *, shared: bool) -> None:
+    """Tell the listeners of a call that is done.
+
+    Args:
+        shared: whether the caller gets the record too, and may write into it: then listeners, who may keep it, get another.
+    """
     tracing = compiling()
-    for listener in LISTENERS:
-        if listener.traced == tracing:
-            listener.hear(problem, rows)
+    listeners = [listener for listener in LISTENERS if listener.traced == tracing]
+    if shared and rows is not None and listeners and not tracing:
+        rows = RowStats(rows.lse.clone(), rows.entropy.clone(), rows.rest.clone(), rows.sink)
+    for listener in listeners:
+        listener.hear(problem, rows)

@@ -231,28 +231,28 @@ def _backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream,
     splits = _splits(units, key.shape[2], batch * heads * queries * width * dtype.itemsize)
     together = _together(units, splits, torch.get_num_threads())
 
-    def empty(need: bool, like: Tensor, *shape: int) -> Tensor | None:
-        if not need:
-            return None
-        return like.new_empty(*shape) if rows else like.new_zeros(*shape)
-
-    def beside(need: bool, like: Tensor, *parts: int) -> Tensor | None:
-        if not need:
-            return None
-        found = laid_out(like, *parts, *like.shape, dtype=dtype if parts else like.dtype)
+    def grown(found: Tensor) -> Tensor:
+        """It, with noughts where the kernel will have no row to write."""
         return found if rows else found.zero_()
 
     # Where keys are dealt to several units each has a gradient of the queries.
-    of_units = beside(needs.query, query, *(() if together else (splits,)))
-    d_query = of_units if of_units is None or together else of_units[0]
-    d_key = beside(needs.key, key)
-    d_value = None if value is None else beside(needs.value, value)
+    of_units = d_query = None
+    if needs.query and together:
+        d_query = grown(laid_out(query, *query.shape))
+    elif needs.query:
+        of_units = grown(laid_out(query, splits, *query.shape, dtype=dtype))
+        d_query = of_units[0]
+    d_key = grown(laid_out(key, *key.shape)) if needs.key else None
+    d_value = grown(laid_out(value, *value.shape)) if needs.value and value is not None else None
     # Weights of bfloat16 may have been rounded before they met the values, and D = Σ o·do with them. Gradients in float want
     # better: two more sums of the backward pass give D again, and what its error does to the first.
     rounded = query.dtype == torch.bfloat16 and rounds_weights()
     again = rounded and (needs.scale or needs.sinks or needs.mask)
-    sums = empty(needs.scale or again, scale, 3 if rounded else 1, splits, batch, heads, queries)
-    d_mask = None if mask is None else empty(needs.mask, scale, *mask.shape)
+    sums = d_mask = None
+    if needs.scale or again:
+        sums = grown(scale.new_empty(3 if rounded else 1, splits, batch, heads, queries))
+    if needs.mask and mask is not None:
+        d_mask = grown(scale.new_empty(mask.shape))
     if rows:
         # Autograd may hand on a gradient whose sign is yet to be turned; the kernel reads memory.
         flow = None if upstream.output is None else upstream.output.resolve_neg()
@@ -261,10 +261,10 @@ def _backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream,
         pivot = product_pivot if _pivoted(inputs, rules) else 0
         mask_shape = (1, 1, 1, 1) if d_mask is None else d_mask.shape
 
-        between = 0 if of_units is None or together else of_units.stride(0)
+        between = 0 if of_units is None else of_units.stride(0)
 
-        def gather(of_lse: Tensor | None, output: Tensor | None, *grown: Tensor | None) -> None:
-            d_query, d_key, d_value, sums, d_mask = grown
+        def gather(of_lse: Tensor | None, output: Tensor | None, *gradients: Tensor | None) -> None:
+            d_query, d_key, d_value, sums, d_mask = gradients
             written = (*_NO_VIEW, 0, 0, 0, *_view(output), *kept)
             flowing = (_address(of_lse), _address(entropy), pivot, constant.data_ptr())
             of_inputs = (*_view(d_query), between, *_view(d_key), *_view(d_value))
@@ -289,7 +289,7 @@ def _backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream,
             of_rows = of_rows + torch.where(torch.isfinite(pivots), pivots, 0.0).double() * total
         d_scale = of_rows.sum_to_size(scale.shape)
     return Gradients(
-        d_query if of_units is None or together else _sum_of_parts(of_units).to(query.dtype),
+        d_query if of_units is None else _sum_of_parts(of_units).to(query.dtype),
         d_key,
         d_value,
         None if d_mask is None or mask is None else d_mask.to(mask.dtype),

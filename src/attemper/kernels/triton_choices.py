@@ -14,6 +14,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from attemper.errors import in_one_line
+
 _FORMAT = 1
 
 Numbers = tuple[int, ...]
@@ -61,7 +63,7 @@ class ChoiceFile:
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError, RecursionError) as error:
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            said = in_one_line(error) or type(error).__name__
             warnings.warn(f"attemper: {path}, the choices of tiles, is ignored: {said}; it will be written anew", stacklevel=2)
             return {}
 

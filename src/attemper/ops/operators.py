@@ -19,7 +19,7 @@ from attemper.ops import batching
 from attemper.ops.autocast import without_autocast
 from attemper.ops.dispatch import with_autograd
 from attemper.ops.flops import tell_flop_counters
-from attemper.ops.implementations import KERNELS, choose
+from attemper.ops.implementations import KERNELS, Kernel, choose
 
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor scale, Tensor? sinks, Tensor? seed"
 _RULES = "SymInt? left, SymInt? right, SymInt offset, float? softcap, float dropout_p"
@@ -47,6 +47,7 @@ backward = torch.ops.attemper.backward.default
 
 # How many arguments of `forward` may have a gradient, and how many results may bring one.
 DIFFERENTIABLE_ARGUMENTS, DIFFERENTIABLE_RESULTS = len(Inputs._fields), len(Upstream._fields)
+_LIKE_INPUTS = 3  # how many of the gradients, those of query, key and value, may be laid out as these are
 
 
 def _problem(arguments: tuple[Any, ...], numbers: list[Any]) -> tuple[Inputs, Rules]:
@@ -74,10 +75,8 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
         result = found.forward(inputs, rules, statistics=statistics, differentiable=differentiable)
     assert result.output is not None
     of_rows = (_result(part, query, inputs.compute_dtype) for part in (result.lse, result.entropy, result.rest, result.figures))
-    if found.LIKE_INPUTS:
-        unrounded = query.new_empty(0, dtype=inputs.compute_dtype) if result.unrounded is None else result.unrounded
-        return result.output, *of_rows, unrounded
-    return result.output.contiguous(), *of_rows, _result(result.unrounded, query, inputs.compute_dtype)
+    unrounded = query.new_empty(0, dtype=inputs.compute_dtype) if result.unrounded is None else result.unrounded
+    return _as_promised(found, result.output), *of_rows, _as_promised(found, unrounded)
 
 
 @torch.library.register_fake("attemper::forward")
@@ -94,6 +93,11 @@ def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
         query.new_empty((figures, *rows) if keeps else (0,), dtype=dtype),
         torch.empty_like(output, dtype=dtype) if keeps and dtype != query.dtype else query.new_empty(0, dtype=dtype),
     )
+
+
+def _as_promised(kernel: Kernel, tensor: Tensor) -> Tensor:
+    """An output or a gradient of q, k or v, laid out as `_empty` says."""
+    return tensor if kernel.LIKE_INPUTS else tensor.contiguous()
 
 
 def _empty(kernel: str, like: Tensor, *shape: int) -> Tensor:
@@ -124,17 +128,19 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     results, flowing, (kernel, *numbers, needs) = arguments[7:12], Upstream(*arguments[12:15]), arguments[15:]
     inputs, rules = _problem(arguments, numbers)
     # A kernel takes its own results to be laid out as it made them; vmap may have spread them since.
+    query, found = inputs.query, KERNELS[choose(kernel, inputs, seen=True)]
     output, lse, entropy, figures, unrounded = results
-    if not KERNELS[kernel].LIKE_INPUTS:
-        output, unrounded = output.contiguous(), unrounded.contiguous()
+    output, unrounded = _as_promised(found, output), _as_promised(found, unrounded)
     lse, entropy, figures = lse.contiguous(), entropy.contiguous(), figures.contiguous()
     result = Forward(output, lse, entropy, None, _wanted(figures), _wanted(unrounded))
-    query, found = inputs.query, KERNELS[choose(kernel, inputs, seen=True)]
     with without_autocast(query.device), with_autograd():  # the reference differentiates by it
         gradients = found.backward(inputs, rules, result, flowing, Needs(*needs))
-    of_inputs = 3 if found.LIKE_INPUTS else 0
     return tuple(
-        query.new_empty(0) if gradient is None else gradient if place < of_inputs else gradient.contiguous()
+        query.new_empty(0)
+        if gradient is None
+        else _as_promised(found, gradient)
+        if place < _LIKE_INPUTS
+        else gradient.contiguous()
         for place, gradient in enumerate(gradients)
     )
 
@@ -146,7 +152,7 @@ def _backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
         query.new_empty(0)
         if not need or tensor is None
         else _empty(kernel, tensor, *tensor.shape)
-        if place < 3
+        if place < _LIKE_INPUTS
         else tensor.new_empty(tensor.shape)
         for place, (tensor, need) in enumerate(zip(arguments[:DIFFERENTIABLE_ARGUMENTS], needs, strict=True))
     )

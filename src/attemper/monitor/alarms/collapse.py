@@ -4,28 +4,20 @@ One head that becomes sharp is often what was to be learned, and most start out 
 about a fall: against the highest that the same figure was in the run, and for several records in a row.
 """
 
-import torch
-
-from attemper.monitor.alarms.layer_rule import CLEAN, RECEDED, LayerRule, State, alarm, armed
+from attemper.monitor.alarms.layer_rule import CLEAN, RECEDED, LayerRule, State, alarm
 from attemper.monitor.records import Alarm, LayerRecord
 
 
 class _Collapse(LayerRule):
     """A figure of a layer that falls.
 
-    State, all [1]: `fired`, whether it has fired since it recovered; `highest` and `at`, the highest so far and at
+    State: `fired`, whether it has fired since it recovered; `highest` and `at`, the highest so far and at
     which step; `records` and `well`, for how many in a row it has been low, and has been well.
     """
 
     def start(self, layer: LayerRecord, step: int) -> State:
         """Nothing has been seen."""
-        return {
-            "fired": armed(1),
-            "highest": torch.zeros(1, dtype=torch.float64),
-            "at": torch.full((1,), step, dtype=torch.int64),
-            "records": torch.zeros(1, dtype=torch.int64),
-            "well": torch.zeros(1, dtype=torch.int64),
-        }
+        return {"fired": False, "highest": 0.0, "at": step, "records": 0, "well": 0}
 
     def fallen(self, value: float, low: bool, threshold: float, step: int, state: State) -> bool:
         """Whether the alarm is to be given now.
@@ -34,19 +26,16 @@ class _Collapse(LayerRule):
             value: of the layer. low: whether it is as low as the rule asks.
             threshold: twice which it must pass to have recovered.
         """
-        if value > float(state["highest"]):
-            state["highest"].fill_(value)
-            state["at"].fill_(step)
-        low = low and value * self.limits.collapse_fall <= float(state["highest"])
-        state["records"].copy_((state["records"] + 1) * low)
-        state["well"].copy_((state["well"] + 1) * (value > threshold / RECEDED))
-        if int(state["well"]) >= CLEAN:
-            state["fired"].fill_(0.0)
-        if int(state["records"]) < self.limits.collapse_records:
+        if value > state["highest"]:
+            state["highest"], state["at"] = value, step
+        low = low and value * self.limits.collapse_fall <= state["highest"]
+        state["records"] = state["records"] + 1 if low else 0
+        state["well"] = state["well"] + 1 if value > threshold / RECEDED else 0
+        if state["well"] >= CLEAN:
+            state["fired"] = False
+        if state["fired"] or state["records"] < self.limits.collapse_records:
             return False
-        if bool(state["fired"]):
-            return False
-        state["fired"].fill_(1.0)
+        state["fired"] = True
         return True
 
 
@@ -73,7 +62,7 @@ class EntropyCollapse(_Collapse):
                 value=value,
                 threshold=threshold,
                 words=f"the normalized entropy of its heads is {value:.3g} on average, below {threshold:g}, and was "
-                f"{float(state['highest']):.3g} at step {int(state['at'])}",
+                f"{state['highest']:.3g} at step {state['at']}",
                 advice="Collapse to 0 comes before divergence: lower the learning rate, hold the logits with attemper.QKClip, or "
                 "use QK-norm or σReparam.",
             )
@@ -106,7 +95,7 @@ class GainCollapse(_Collapse):
                 value=value,
                 threshold=threshold,
                 words=f"{collapsed} of {len(known)} heads have a mean gain below {threshold:g}; the layer's is {value:.3g}, and "
-                f"was {float(state['highest']):.3g} at step {int(state['at'])}",
+                f"was {state['highest']:.3g} at step {state['at']}",
                 advice="Next to no gradient reaches queries and keys, so the layer stays as it is: go back to before, and lower "
                 "the learning rate, hold the logits with attemper.QKClip, or use QK-norm.",
             )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attemper.monitor.alarms.layer_rule import AGAIN, RECEDED, LayerRule, State, alarm, armed, heads_of
+from attemper.monitor.alarms.layer_rule import AGAIN, RECEDED, LayerRule, State, alarm, heads_of
 from attemper.monitor.records import Alarm, LayerRecord
 
 POINTS = 24  # of a regression
@@ -69,9 +69,9 @@ def trend(steps: Tensor, levels: Tensor) -> Trend:
 class Growth(LayerRule):
     """Growth of a head's largest |scale·q·k|.
 
-    State: `steps` [records] and `levels` [records, heads], the last ones; `highest` [heads], level of those before them; `seen`,
-    how many there were; `fired` [1], the layer's maximum as it fired, for all its heads: it may fire again where that has halved
-    since, or is tenfold.
+    State: `steps` and `levels`, of each the heads', of the last records; `highest`, of the heads, level of those before them;
+    `seen`, how many there were; `fired`, the layer's maximum as it fired, for all its heads: it may fire again where that has
+    halved since, or is tenfold.
     """
 
     name = "growth"
@@ -79,47 +79,40 @@ class Growth(LayerRule):
 
     def start(self, layer: LayerRecord, step: int) -> State:
         """No records."""
-        heads = layer.stats.heads
-        return {
-            "steps": torch.zeros(0, dtype=torch.float64),
-            "levels": torch.zeros(0, heads, dtype=torch.float64),
-            "highest": torch.full((heads,), -torch.inf, dtype=torch.float64),
-            "seen": torch.zeros((), dtype=torch.int64),
-            "fired": armed(1),
-        }
+        return {"steps": [], "levels": [], "highest": [-torch.inf] * layer.stats.heads, "seen": 0, "fired": 0.0}
 
     def fits(self, layer: LayerRecord, state: State) -> bool:
         """Whether the levels are of as many heads."""
-        return state["levels"].shape[-1] == layer.stats.heads
+        return len(state["highest"]) == layer.stats.heads
 
     def judge(self, layer: LayerRecord, step: int, state: State) -> list[Alarm]:
         """At most one alarm, of the head that is there first."""
         self._remember(layer, step, state)
-        steps, levels, fired = state["steps"], state["levels"], state["fired"]
-        value = layer.scaled_max
-        if float(value.max()) < float(fired) * RECEDED:
-            fired.fill_(0.0)
-        if not bool((value >= self.limits.growth_floor).any()):
+        largest, seen, records = float(layer.scaled_max.max()), state["seen"], len(state["steps"])
+        if largest < state["fired"] * RECEDED:
+            state["fired"] = 0.0
+        if largest < self.limits.growth_floor:
             return []
-        if int(state["seen"]) % _EVERY == 0 and len(steps) >= POINTS + _BEFORE:
-            before = torch.cat([state["highest"].unsqueeze(0), levels[:-POINTS]]).amax(0)
+        if seen % _EVERY == 0 and records >= POINTS + _BEFORE:
+            steps, levels, highest = _tensors(state)
+            before = torch.cat([highest.unsqueeze(0), levels[:-POINTS]]).amax(0)
             if found := self._found(layer, step, state, steps[-POINTS:], levels[-POINTS:], before):
                 return found
-        if int(state["seen"]) % COARSE == 0 and len(steps) == POINTS * COARSE:
+        if seen % COARSE == 0 and records == POINTS * COARSE:
+            steps, levels, highest = _tensors(state)
             means = levels.view(POINTS, COARSE, -1).mean(1)
-            return self._found(layer, step, state, steps.view(POINTS, COARSE).mean(1), means, state["highest"])
+            return self._found(layer, step, state, steps.view(POINTS, COARSE).mean(1), means, highest)
         return []
 
     def _remember(self, layer: LayerRecord, step: int, state: State) -> None:
         steps, levels = state["steps"], state["levels"]
-        before = steps < step  # a run that went back to a checkpoint does some steps again
-        if not bool(before.all()):
-            steps, levels = steps[before], levels[before]
-        most = POINTS * COARSE - 1
-        if len(steps) > most:
-            state["highest"] = torch.maximum(state["highest"], levels[: len(steps) - most].amax(0))
-        state["steps"] = torch.cat([steps[-most:], torch.tensor([step], dtype=torch.float64)])
-        state["levels"] = torch.cat([levels[-most:], layer.scaled_max.double().log2().unsqueeze(0)])
+        while steps and steps[-1] >= step:  # a run that went back to a checkpoint does some steps again
+            del steps[-1], levels[-1]
+        if len(steps) == POINTS * COARSE:
+            state["highest"] = torch.tensor([state["highest"], levels[0]], dtype=torch.float64).amax(0).tolist()
+            del steps[0], levels[0]
+        steps.append(step)
+        levels.append(layer.scaled_max.double().log2().tolist())
         state["seen"] += 1
 
     def _found(self, layer: LayerRecord, step: int, state: State, steps: Tensor, levels: Tensor, before: Tensor) -> list[Alarm]:
@@ -130,19 +123,19 @@ class Growth(LayerRule):
         grows = (line.certainty >= self.limits.growth_certainty) & (line.rise >= _RISE) & (line.keeps >= _KEEPS)
         grows &= line.now > before + _ABOVE
         told = grows & (value >= self.limits.growth_floor) & (value < size) & (left <= self.limits.growth_horizon)
-        fired = float(state["fired"])
+        fired = state["fired"]
         if not bool(told.any()) or (fired and float(value[told].max()) < AGAIN * fired):
             return []
-        state["fired"].fill_(float(value.max()))
+        state["fired"] = float(value.max())
         return [self._alarm(layer, step, told, line, left, size, int(steps[0]))]
 
     def _alarm(self, layer: LayerRecord, step: int, fires: Tensor, line: Trend, left: Tensor, size: Tensor, since: int) -> Alarm:
-        first = int(torch.where(fires, left, torch.inf).argmin())
+        first, heads = int(torch.where(fires, left, torch.inf).argmin()), fires.tolist()
         value, limit = float(layer.scaled_max[first]), float(size[first])
         there = step + max(1, round(float(left[first])))
         doubling = 1.0 / float(line.slope[first])
         words = (
-            f"{heads_of(first, fires)} has a largest |scale·q·k| of {value:.4g}, which doubles every {doubling:.3g} steps "
+            f"{heads_of(first, heads)} has a largest |scale·q·k| of {value:.4g}, which doubles every {doubling:.3g} steps "
             f"since step {since} or before: as it goes, it passes {limit:g} near step {there}"
         )
         return alarm(
@@ -158,6 +151,12 @@ class Growth(LayerRule):
             advice="Logits of 1e3 hurt training, and of 1e4 end it: hold them with attemper.QKClip, lower the learning rate, or "
             "use QK-norm.",
         )
+
+
+def _tensors(state: State) -> tuple[Tensor, Tensor, Tensor]:
+    """Steps, [records], levels, [records, heads], and the highest before them, [heads], in float64."""
+    steps, levels, highest = (torch.tensor(state[name], dtype=torch.float64) for name in ("steps", "levels", "highest"))
+    return steps, levels, highest
 
 
 def _line(steps: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,9 +4,8 @@ The product is taken before softcap, bias and mask: an ALiBi bias makes logits o
 """
 
 import torch
-from torch import Tensor
 
-from attemper.monitor.alarms.layer_rule import RECEDED, LayerRule, State, alarm, armed, crossings, heads_of
+from attemper.monitor.alarms.layer_rule import RECEDED, LayerRule, State, alarm, crosses, heads_of
 from attemper.monitor.records import Alarm, LayerRecord
 
 _ADVICE = {
@@ -24,8 +23,8 @@ class LargeLogits(LayerRule):
 
     The heads of a layer follow one another over a threshold, so that a layer speaks once for all of them.
 
-    State, [3]: `fired`, as `crossings` keeps it; `low`, the last step at which all heads were at most at half of the threshold,
-    −1 where they never were.
+    State, three each: `fired`, as `crosses` keeps it; `low`, the last step at which all heads were at most at half of the
+    threshold, −1 where they never were.
     """
 
     name = "large-logits"
@@ -33,26 +32,26 @@ class LargeLogits(LayerRule):
 
     def start(self, layer: LayerRecord, step: int) -> State:
         """Nothing has fired, nothing was low."""
-        return {"fired": armed(3), "low": torch.full((3,), -1, dtype=torch.int64)}
+        return {"fired": [0.0] * 3, "low": [-1] * 3}
 
     def judge(self, layer: LayerRecord, step: int, state: State) -> list[Alarm]:
         """At most one alarm."""
-        values = torch.nan_to_num(layer.scaled_max, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        sizes = torch.tensor(
-            [self.limits.alarming_logit, self.limits.hurting_logit, self.limits.diverging_logit], dtype=torch.float64
-        )
-        largest = values.max()
+        values = torch.nan_to_num(layer.scaled_max, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).tolist()
+        largest = max(values, default=-torch.inf)
         if largest == -torch.inf:  # no rows: nothing grew, and nothing receded
             return []
-        state["low"][largest <= sizes * RECEDED] = step
-        fires = crossings(largest.expand(3), sizes, state["fired"])
-        passed = int((largest > sizes).sum())
-        if passed and bool(fires[passed - 1]):
-            return [self._alarm(passed - 1, float(sizes[passed - 1]), layer, step, values, int(state["low"][passed - 1]))]
-        return []
+        sizes = (self.limits.alarming_logit, self.limits.hurting_logit, self.limits.diverging_logit)
+        found: list[Alarm] = []
+        for number, size in enumerate(sizes):
+            if largest <= size * RECEDED:
+                state["low"][number] = step
+            fires, state["fired"][number] = crosses(largest, size, state["fired"][number])
+            if largest > size:  # the highest that was passed speaks, if it is the one that fires
+                found = [self._alarm(number, size, layer, step, values, state["low"][number])] if fires else []
+        return found
 
-    def _alarm(self, number: int, size: float, layer: LayerRecord, step: int, values: Tensor, last: int) -> Alarm:
-        worst = int(values.argmax())
+    def _alarm(self, number: int, size: float, layer: LayerRecord, step: int, values: list[float], last: int) -> Alarm:
+        worst, above = values.index(max(values)), [value > size for value in values]
         since = f"at most {size * RECEDED:g} until step {last}" if last >= 0 else "and never below half of that"
         return alarm(
             self.codes[number],
@@ -61,9 +60,8 @@ class LargeLogits(LayerRule):
             layer,
             head=worst,
             figure="max_scaled_product",
-            value=float(values[worst]),
+            value=values[worst],
             threshold=size,
-            words=f"{heads_of(worst, values > size)} has a largest |scale·q·k| of {float(values[worst]):.4g}, above {size:g} "
-            f"({since})",
+            words=f"{heads_of(worst, above)} has a largest |scale·q·k| of {values[worst]:.4g}, above {size:g} ({since})",
             advice=_ADVICE[self.codes[number]],
         )

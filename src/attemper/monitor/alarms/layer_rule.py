@@ -1,18 +1,18 @@
 """What a rule over time is: it remembers something of each layer, looks at the layer's next record, and says what it found.
 
-What it must hold: a state is plain tensors, so that a checkpoint can hold it and a restarted run does not say everything again;
-no rule speaks at every step, however long what it found goes on.
+What it must hold: a state is numbers and lists, so that a checkpoint can hold it, a restarted run does not say everything again,
+and a look takes no more operations on tensors than it must; no rule speaks at every step, however long what it found goes on.
 """
 
 from abc import ABC, abstractmethod
-
-import torch
-from torch import Tensor
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
 
 from attemper.monitor.alarms.thresholds import AlarmThresholds
 from attemper.monitor.records import Alarm, LayerRecord
 
-State = dict[str, Tensor]
+State = dict[str, Any]
 Place = tuple[str, int]
 
 RECEDED = 0.5  # below this share of its threshold, a measure has receded clearly: what fired may fire again
@@ -56,22 +56,16 @@ class LayerRule(ABC):
         """The alarms of one layer at one logged step; the state is changed in place."""
 
 
-def armed(count: int) -> Tensor:
-    """float64 [count]: what has never fired, as `crossings` wants it."""
-    return torch.zeros(count, dtype=torch.float64)
-
-
-def crossings(value: Tensor, threshold: Tensor | float, fired: Tensor) -> Tensor:
-    """Which measures fire now, bool [count]; larger is worse.
+def crosses(value: float, threshold: float, fired: float) -> tuple[bool, float]:
+    """Whether a measure, of which larger is worse, fires now; and at which value it fired last, 0 where it may fire.
 
     Args:
-        value: [count], what was measured. threshold: above which it fires, one for all or [count].
-        fired: float64 [count], at which value each fired, 0 where it may fire; changed in place.
+        value: what was measured. threshold: above which it fires. fired: at which value it fired last, 0 where it may fire.
     """
-    fired[value < threshold * RECEDED] = 0.0
-    fires = (value > threshold) & ((fired == 0.0) | ((value >= AGAIN * fired) & fired.isfinite()))
-    fired[fires] = value[fires]
-    return fires
+    if value < threshold * RECEDED:
+        fired = 0.0
+    fires = value > threshold and (fired == 0.0 or (value >= AGAIN * fired and isfinite(fired)))
+    return fires, value if fires else fired
 
 
 def place_of(layer: LayerRecord) -> str:
@@ -79,9 +73,9 @@ def place_of(layer: LayerRecord) -> str:
     return layer.name or "the model"
 
 
-def heads_of(worst: int, fires: Tensor) -> str:
+def heads_of(worst: int, fires: Sequence[bool]) -> str:
     """The worst head, and how many others it is true of."""
-    others = int(fires.sum()) - 1
+    others = sum(fires) - 1
     return f"head {worst}" + (f" (and {others} more)" if others > 0 else "")
 
 

@@ -1,5 +1,6 @@
 """All alarms of one run: each record goes through every rule, and what the rules remember can be kept in a checkpoint."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,11 +42,10 @@ class Alarms:
         return tuple(sorted(found, key=lambda alarm: _GRAVE.index(alarm.severity)))
 
     def state_dict(self) -> dict[str, Any]:
-        """What the rules remember, as tensors, strings and numbers in dictionaries and lists: `torch.save` keeps it."""
+        """What the rules remember, as strings and numbers in dictionaries and lists: `torch.save` keeps it."""
         return {
             rule.name: [
-                {"layer": layer, "call": call, "state": {name: tensor.clone() for name, tensor in state.items()}}
-                for (layer, call), state in rule.states.items()
+                {"layer": layer, "call": call, "state": copy.deepcopy(state)} for (layer, call), state in rule.states.items()
             ]
             for rule in self._rules
         }
@@ -62,9 +62,6 @@ class Alarms:
             raise ArgumentError("state", given, expected)
         for rule in self._rules:
             try:
-                rule.states = {
-                    (entry["layer"], entry["call"]): {name: tensor.clone() for name, tensor in entry["state"].items()}
-                    for entry in state[rule.name]
-                }
-            except (AttributeError, KeyError, TypeError) as error:
+                rule.states = {(entry["layer"], entry["call"]): dict(copy.deepcopy(entry["state"])) for entry in state[rule.name]}
+            except (KeyError, TypeError, ValueError) as error:
                 raise ArgumentError("state", f"a dictionary with a fault under {rule.name!r} ({error!r})", expected) from error

@@ -1,16 +1,14 @@
 """ATT507: a head has logits that are NaN or infinite."""
 
-import torch
-
-from attemper.monitor.alarms.layer_rule import AGAIN, CLEAN, LayerRule, State, alarm, armed, heads_of
+from attemper.monitor.alarms.layer_rule import AGAIN, CLEAN, LayerRule, State, alarm, heads_of
 from attemper.monitor.records import Alarm, LayerRecord
 
 
 class NonfiniteLogits(LayerRule):
     """Rows with a logit that is no finite number.
 
-    State, [heads]: `fired`, how many rows there were when it fired, 0 where it may fire; `clean`, for how many records in a row
-    there was none.
+    State, one for each head: `fired`, how many rows there were when it fired, 0 where it may fire; `clean`, for how many records
+    in a row there was none.
     """
 
     name = "nonfinite-logits"
@@ -18,7 +16,7 @@ class NonfiniteLogits(LayerRule):
 
     def start(self, layer: LayerRecord, step: int) -> State:
         """Nothing has fired."""
-        return {"fired": armed(layer.stats.heads), "clean": torch.zeros(layer.stats.heads, dtype=torch.int64)}
+        return {"fired": [0] * layer.stats.heads, "clean": [0] * layer.stats.heads}
 
     def fits(self, layer: LayerRecord, state: State) -> bool:
         """Whether it is about as many heads."""
@@ -26,15 +24,19 @@ class NonfiniteLogits(LayerRule):
 
     def judge(self, layer: LayerRecord, step: int, state: State) -> list[Alarm]:
         """At most one alarm, of the head with the most such rows."""
-        rows, fired = layer.stats.nonfinite_rows.double(), state["fired"]
-        state["clean"].copy_(torch.where(rows > 0, 0, state["clean"] + 1))
-        fired[state["clean"] >= CLEAN] = 0.0
-        fires = (rows > 0) & ((fired == 0.0) | (rows >= AGAIN * fired))
-        if not bool(fires.any()):
+        rows, fired = layer.stats.nonfinite_rows.tolist(), state["fired"]
+        fires = [False] * len(rows)
+        for head, count in enumerate(rows):
+            state["clean"][head] = 0 if count else state["clean"][head] + 1
+            if state["clean"][head] >= CLEAN:
+                fired[head] = 0
+            fires[head] = count > 0 and (fired[head] == 0 or count >= AGAIN * fired[head])
+            if fires[head]:
+                fired[head] = count
+        if not any(fires):
             return []
-        fired[fires] = rows[fires]
-        worst = int(torch.where(fires, rows, 0.0).argmax())
-        count, of = int(rows[worst]), int(layer.stats.rows[worst])
+        count, worst = max((count, -head) for head, count in enumerate(rows) if fires[head])
+        worst, of = -worst, int(layer.stats.rows[-worst])
         return [
             alarm(
                 "ATT507",

@@ -1,15 +1,13 @@
 """ATT508: W_q and W_k outgrow W_v: what makes the logits runs away from the rest of the layer."""
 
-import torch
-
-from attemper.monitor.alarms.layer_rule import LayerRule, State, alarm, armed, crossings
+from attemper.monitor.alarms.layer_rule import LayerRule, State, alarm, crosses
 from attemper.monitor.records import Alarm, LayerRecord
 
 
 class NormGrowth(LayerRule):
     """sqrt(‖W_q‖·‖W_k‖) / ‖W_v‖ against what it was at the first record.
 
-    State, [1]: `fired` for `crossings`; `first`, the ratio at the first record with norms, and `at`, its step.
+    State: `fired`, as `crosses` keeps it; `first`, the ratio at the first record with norms, and `at`, its step.
     """
 
     name = "norm-growth"
@@ -17,7 +15,7 @@ class NormGrowth(LayerRule):
 
     def start(self, layer: LayerRecord, step: int) -> State:
         """No ratio is known."""
-        return {"fired": armed(1), "first": armed(1), "at": torch.full((1,), step, dtype=torch.int64)}
+        return {"fired": 0.0, "first": 0.0, "at": step}
 
     def judge(self, layer: LayerRecord, step: int, state: State) -> list[Alarm]:
         """At most one alarm."""
@@ -25,12 +23,12 @@ class NormGrowth(LayerRule):
         if norms is None or not norms.value > 0:
             return []
         ratio = (norms.query * norms.key) ** 0.5 / norms.value
-        if not float(state["first"]):
-            state["first"].fill_(ratio)
-            state["at"].fill_(step)
-        first, limit = float(state["first"]), self.limits.norm_growth
+        if not state["first"]:
+            state["first"], state["at"] = ratio, step
+        first, limit = state["first"], self.limits.norm_growth
         grown = ratio / first if first else 0.0
-        if not bool(crossings(torch.tensor([grown], dtype=torch.float64), limit, state["fired"])):
+        fires, state["fired"] = crosses(grown, limit, state["fired"])
+        if not fires:
             return []
         return [
             alarm(
@@ -42,7 +40,7 @@ class NormGrowth(LayerRule):
                 figure="norm_ratio",
                 value=grown,
                 threshold=limit,
-                words=f"sqrt(‖W_q‖·‖W_k‖) / ‖W_v‖ is {ratio:.3g}, {grown:.3g} times what it was at step {int(state['at'])}",
+                words=f"sqrt(‖W_q‖·‖W_k‖) / ‖W_v‖ is {ratio:.3g}, {grown:.3g} times what it was at step {state['at']}",
                 advice="The logits grow with its square, and entropy collapses where it runs away: use σReparam, QK-norm or "
                 "attemper.QKClip, or a lower learning rate for the query and key projections.",
             )

@@ -55,6 +55,8 @@ def tell_of_operator(recorder: Recorder, args: tuple[Any, ...]) -> None:
 
 def _is_compiled_flex(thing: Any) -> bool:
     inner = getattr(thing, "_torchdynamo_orig_callable", None)
+    if inner is None:
+        return False
     return getattr(inner, "__name__", "") == "flex_attention" and "flex_attention" in getattr(inner, "__module__", "")
 
 

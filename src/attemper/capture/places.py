@@ -7,6 +7,7 @@ function, or an argument of it, is not found.
 import contextlib
 import functools
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,8 @@ from torch import nn
 
 from attemper.capture.recorder import Recorder
 
-_DATA = {bool, int, float, str, dict, list, tuple, set, type(None), ModuleType, property}  # what most names stand for
+# What most names stand for.
+_DATA = {bool, int, float, str, dict, OrderedDict, list, tuple, set, type(None), type, ModuleType, property}
 Holder = ModuleType | nn.Module | type
 Tell = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], None]
 
@@ -35,9 +37,7 @@ def replaced(
     wrappers: dict[int, Callable[..., Any]] = {}
     done: list[tuple[Holder, str, Any]] = []
     for holder in _holders(model, packages):
-        for name, thing in list(vars(holder).items()):
-            if type(thing) in _DATA:
-                continue
+        for name, thing in [each for each in vars(holder).items() if type(each[1]) not in _DATA]:
             function = thing.__func__ if isinstance(thing, staticmethod) else thing
             if callable(function) and is_it(function):
                 wrapper = wrappers.setdefault(id(function), _wrapped(recorder, function, tell))

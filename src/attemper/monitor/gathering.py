@@ -138,8 +138,11 @@ def _reduced(
 def _laid_out(plan: Plan, mine: Mapping[Key, int], kind: _Kind, device: torch.device) -> Iterable[Tensor]:
     """The numbers of each entry of the layout in one row: this rank's heads in their places, neutral ones in all others."""
     for entry in plan.layout:
-        whole = torch.full((kind.rows, entry.heads), kind.neutral, dtype=torch.float64, device=device)
         place = plan.place(entry, mine[entry.key]) if entry.key in mine else None
+        if place == slice(0, entry.heads):
+            yield kind.of(entry.key).to(device).flatten()
+            continue
+        whole = torch.full((kind.rows, entry.heads), kind.neutral, dtype=torch.float64, device=device)
         if place is not None:
             whole[:, place] = kind.of(entry.key).to(device)
         yield whole.flatten()

@@ -50,8 +50,8 @@ def seen(added: Tensor) -> bool:
 
 def unpacked(added: Tensor, largest: Tensor) -> tuple[HeadStats, Tensor, WeightNorms | None]:
     """The statistics, the largest |scale·q·k| of each head, and the norms where they are known, from the two matrices."""
-    sums, counts, *histograms = added[1:].split([_SUMS, _COUNTS, *_BINS.values()])
-    whole = {name: part.T.to(torch.int64).contiguous() for name, part in zip(_BINS, histograms, strict=True)}
-    stats = HeadStats(counts.to(torch.int64), largest[:_EXTREMES].clone(), sums.clone(), whole)
+    counts, *histograms = added[1 + _SUMS :].to(torch.int64).split([_COUNTS, *_BINS.values()])
+    by_name = {name: part.T for name, part in zip(_BINS, histograms, strict=True)}
+    stats = HeadStats(counts, largest[:_EXTREMES].clone(), added[1 : 1 + _SUMS].clone(), by_name)
     norms = largest[_EXTREMES + 1 :, 0].tolist() if stats.heads else [-math.inf]
     return stats, largest[_EXTREMES].clone(), None if -math.inf in norms else WeightNorms(*norms)

@@ -35,6 +35,8 @@ attention(*tensors, softcap=2.0, impl="cpu")  # a plain call is packed elsewhere
 """
 CASE_TABLE = """
 import torch
+from attemper.kernels import row_reduction
+from attemper.stats import RowsByHead, RowStats
 from tests.attention_cases import CASES, build
 from tests.kernels.test_cpu import LARGE, everything
 dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -42,7 +44,8 @@ for threads in (1, 2):
     torch.set_num_threads(threads)
     for case in (*CASES, *LARGE):
         for dtype in dtypes:
-            everything(build(case, dtype))
+            record = RowStats(*everything(build(case, dtype))[1:4])
+            assert row_reduction.reduced(RowsByHead.of(record)) is not None
 print(f"{isa}: {len(CASES + LARGE)} cases in {len(dtypes)} dtypes, on 1 and 2 threads: done")
 """
 

@@ -60,7 +60,8 @@ const Build kBuilds[] = {
 const Build* chosen = nullptr;
 bool forked = false;
 
-Problem with_threads(Problem problem) {
+template <class Record>
+Record with_threads(Record problem) {
   if (forked) problem.threads = 1;
   return problem;
 }
@@ -82,5 +83,6 @@ const char* instruction_set() { return chosen->name; }
 bool rounds_weights() { return chosen->rounds_weights(); }
 bool forward(Problem problem) { return chosen->forward(with_threads(problem)); }
 bool backward(Problem problem) { return chosen->backward(with_threads(problem)); }
+void reduce_rows(Reduction reduction) { reduce_heads(with_threads(reduction)); }
 
 }  // namespace attemper

@@ -1,5 +1,6 @@
 // Which build of the kernel runs on this machine, and how many threads it may use.
 #pragma once
+#include "heads.h"
 #include "problem.h"
 
 namespace attemper {
@@ -17,5 +18,8 @@ bool choose_instruction_set(const char* name);
 // fork.
 bool forward(Problem problem);
 bool backward(Problem problem);
+
+// Rows of a record to heads: plain code, the same for every instruction set. In a forked child it uses one thread too.
+void reduce_rows(Reduction reduction);
 
 }  // namespace attemper

@@ -298,6 +298,12 @@ def _backward(inputs: Inputs, rules: Rules, result: Forward, upstream: Upstream,
     )
 
 
+def reduce_rows(record: bytes) -> None:
+    """Reduce rows to heads: see row_reduction, and Reduction in csrc/heads.h."""
+    assert _cpu is not None
+    _cpu.reduce_rows(record)
+
+
 def _pivoted(inputs: Inputs, rules: Rules) -> bool:
     """Whether the gradient of the scale, Σ dz·u, is summed about a pivot, as Σ dz·(u − pivot) + pivot·Σ dz.
 

@@ -1,16 +1,17 @@
 """Attention calls, reduced to their heads: what is kept of them until the step is logged.
 
-What it must hold: nothing waits for the device; nothing of the size of q or k is kept; calls are reduced together, since the many
-small operations of a reduction take longer to begin than to end.
+What it must hold: nothing waits for the device; nothing of the size of q or k is kept; where the extension does not reduce them,
+calls are reduced together, since the many small operations of a reduction take longer to begin than to end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attemper.capture import AttentionCall
+from attemper.kernels import row_reduction
 from attemper.ops import without_autocast
 from attemper.stats import HeadStats, RowsByHead, RowStats
 
@@ -65,23 +66,33 @@ def take(call: AttentionCall, row_stride: int) -> Taken:
 
 
 def measure(calls: Sequence[Taken]) -> list[Measured]:
-    """Reduce calls to their heads, those that are alike in one go."""
-    found: dict[int, Measured] = {}
+    """Reduce calls to their heads."""
+    found: dict[int, tuple[HeadStats, Tensor]] = {}
     groups: dict[tuple[object, ...], list[int]] = {}
     for place, call in enumerate(calls):
-        groups.setdefault(call.rows.likeness, []).append(place)
+        compiled = row_reduction.reduced(call.rows)
+        if compiled is None:
+            groups.setdefault(call.rows.likeness, []).append(place)
+        else:
+            found[place] = compiled
     for alike in groups.values():
-        heads = [calls[place].rows.heads for place in alike]
-        with without_autocast(calls[alike[0]].rows.rows.lse.device):
-            whole = RowsByHead.stack([calls[place].rows for place in alike])
-            products = whole.rows.product_absmax()
-            if whole.real is not None:
-                products = torch.where(whole.real, products, -torch.inf)
-            largest, reduced = _largest(products), HeadStats.reduce(whole)
-        for place, stats, products_max in zip(alike, reduced.split(heads), largest.split(heads), strict=True):
-            _, scale, scaled_max = calls[place]
-            found[place] = Measured(stats, _scaled(products_max, scale) if scaled_max is None else scaled_max)
-    return [found[place] for place in range(len(calls))]
+        found |= zip(alike, _reduced_together([calls[place].rows for place in alike]), strict=True)
+    return [
+        Measured(found[place][0], _scaled(found[place][1], call.scale) if call.scaled_max is None else call.scaled_max)
+        for place, call in enumerate(calls)
+    ]
+
+
+def _reduced_together(records: Sequence[RowsByHead]) -> Iterable[tuple[HeadStats, Tensor]]:
+    """What `row_reduction.reduced` gives, of records that are alike."""
+    with without_autocast(records[0].rows.lse.device):
+        whole = RowsByHead.stack(records)
+        products = whole.rows.product_absmax()
+        if whole.real is not None:
+            products = torch.where(whole.real, products, -torch.inf)
+        largest, reduced = _largest(products), HeadStats.reduce(whole)
+    heads = [record.heads for record in records]
+    return zip(reduced.split(heads), largest.split(heads), strict=True)
 
 
 def _scaled_max(rows: RowStats, mask: Tensor | None, scale: Tensor) -> Tensor:

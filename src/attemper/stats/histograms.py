@@ -33,12 +33,13 @@ def histogram(name: str, values: Tensor, taken: Tensor) -> Tensor:
         values: [heads, rows], float32 or float64.
         taken: int64 [heads, rows], 1 where a value counts, else 0; there it may be NaN.
     """
-    bins = _bin_of_share(values) if name in SHARES else _bin_of_logit(values)
+    cells = cells_of(name, values.dtype, values.device)
+    bins = _bin_of_share(values, cells) if name in SHARES else _bin_of_logit(values, cells)
     counts = torch.zeros(values.shape[0], len(HISTOGRAM_EDGES[name]) + 1, dtype=torch.int64, device=values.device)
     return counts.scatter_add_(1, bins, taken)
 
 
-def _bin_of_logit(values: Tensor) -> Tensor:
+def _bin_of_logit(values: Tensor, of: "Cells") -> Tensor:
     """How many of the edges are at or below each value; any of the bins for a NaN.
 
     Cells are eighths of an octave cut evenly, edges lie at 2^(k/8). Of both signs a cell has the end that is further from zero
@@ -47,16 +48,16 @@ def _bin_of_logit(values: Tensor) -> Tensor:
     integer, size = _BITS[values.dtype]
     bits = (values + 0.0).view(integer) - 1  # + 0.0: the negative zero becomes the other one, whose cell is the last
     cells = (bits >> (8 * values.itemsize - size)) & (2**size - 1)
-    return _logit_cells(values.dtype, values.device).bins(cells, values)
+    return of.bins(cells, values)
 
 
-def _bin_of_share(values: Tensor) -> Tensor:
+def _bin_of_share(values: Tensor, of: "Cells") -> Tensor:
     """The same over hundredths, of which a 128th has no two. Times 128 nothing rounds."""
     cells = (values * _SHARE_CELLS).nan_to_num_(nan=0.0).clamp_(0.0, _SHARE_CELLS - 1.0).to(torch.int32)
-    return _share_cells(values.dtype, values.device).bins(cells, values)
+    return of.bins(cells, values)
 
 
-class _Cells(NamedTuple):
+class Cells(NamedTuple):
     """A division of the numbers so fine that at most one edge lies within a cell.
 
     Attributes:
@@ -68,13 +69,13 @@ class _Cells(NamedTuple):
     edge: Tensor
 
     @staticmethod
-    def beginning(least: Tensor, edges: Tensor, dtype: torch.dtype, device: torch.device) -> "_Cells":
+    def beginning(least: Tensor, edges: Tensor, dtype: torch.dtype, device: torch.device) -> "Cells":
         """Cells by their least values, float64 [cells]."""
         rounded = edges.to(dtype)
         rounded = torch.where(rounded.double() < edges, torch.nextafter(rounded, torch.full_like(rounded, math.inf)), rounded)
         below = torch.bucketize(least, edges, right=True)
         following = torch.cat([rounded, rounded.new_full((1,), math.nan)])[below]
-        return _Cells(below.to(device), following.to(device))
+        return Cells(below.to(device), following.to(device))
 
     def bins(self, cells: Tensor, values: Tensor) -> Tensor:
         """How many edges are at or below each value, by the cell that it lies in."""
@@ -83,8 +84,17 @@ class _Cells(NamedTuple):
         return self.below.index_select(0, flat).view(values.shape) + reached
 
 
+def cells_of(name: str, dtype: torch.dtype, device: torch.device) -> Cells:
+    """The cells in which values of a figure are looked up.
+
+    Args:
+        name: of the figure, as in `HISTOGRAM_EDGES`. dtype, device: of the values, float32 or float64.
+    """
+    return _share_cells(dtype, device) if name in SHARES else _logit_cells(dtype, device)
+
+
 @functools.lru_cache(maxsize=32)
-def _logit_cells(dtype: torch.dtype, device: torch.device) -> _Cells:
+def _logit_cells(dtype: torch.dtype, device: torch.device) -> Cells:
     integer, size = _BITS[dtype]
     free = 8 * dtype.itemsize - size
     cells = torch.arange(2**size, dtype=torch.int64)
@@ -93,11 +103,11 @@ def _logit_cells(dtype: torch.dtype, device: torch.device) -> _Cells:
     least = first + torch.where(negative, 2**free, 1)
     # Beyond infinity there are cells of NaN.
     numbers = least.to(integer).view(dtype).double().nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
-    return _Cells.beginning(numbers, _LOGIT_EDGES, dtype, device)
+    return Cells.beginning(numbers, _LOGIT_EDGES, dtype, device)
 
 
 @functools.lru_cache(maxsize=32)
-def _share_cells(dtype: torch.dtype, device: torch.device) -> _Cells:
+def _share_cells(dtype: torch.dtype, device: torch.device) -> Cells:
     least = torch.arange(_SHARE_CELLS, dtype=torch.float64) / _SHARE_CELLS
     least[0] = -math.inf
-    return _Cells.beginning(least, _SHARE_EDGES, dtype, device)
+    return Cells.beginning(least, _SHARE_EDGES, dtype, device)

@@ -4,6 +4,7 @@ import json
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,19 @@ def test_what_made_the_choices_is_in_the_name_and_in_the_file(tmp_path: Path) ->
     assert len(list(tmp_path.iterdir())) == 2
     assert ChoiceFile(lambda: tmp_path, {"triton": "3.8.0", "device": "another"}).read() == {"key": tuple(FIRST)}
     assert ChoiceFile(lambda: tmp_path, {"triton": "3.9.0", "device": "another"}).read() == {}
+
+
+def test_triton_may_be_installed_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+
+    def version(package: str) -> str:
+        if package == "triton":
+            raise PackageNotFoundError(package)
+        return "0.1.0"
+
+    monkeypatch.setattr(triton_tuning, "version", version)
+    made = {"attemper": "0.1.0", "triton": triton.__version__, "device": "a GPU"}
+    assert triton_tuning.made_by("a GPU") == made
 
 
 def test_nothing_is_timed_while_a_graph_is_captured(tmp_path: Path) -> None:

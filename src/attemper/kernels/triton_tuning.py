@@ -167,7 +167,9 @@ def _name_of(device: torch.device) -> str:
 
 def made_by(device: str) -> dict[str, str]:
     """What the choices for a device stand on, by name; device: its name."""
-    return {"attemper": version("attemper"), "triton": version("triton"), "device": device}
+    import triton  # asked itself: what it is installed as differs, pytorch-triton-rocm or triton-windows, say
+
+    return {"attemper": version("attemper"), "triton": triton.__version__, "device": device}
 
 
 TUNER = Tuner()

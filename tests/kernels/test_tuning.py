@@ -197,7 +197,8 @@ def test_where_timing_is_not_wanted_the_table_serves(tmp_path: Path) -> None:
 
 
 def test_timing_is_wanted_on_a_gpu_alone_and_never_for_deterministic_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    for name in (VARIABLE, "TRITON_INTERPRET"):
+        monkeypatch.delenv(name, raising=False)
     gpu = torch.device("cuda", 0)
     assert triton_tuning.wanted(gpu)
     assert not triton_tuning.wanted(torch.device("cpu"))
@@ -211,6 +212,9 @@ def test_timing_is_wanted_on_a_gpu_alone_and_never_for_deterministic_algorithms(
         assert not triton_tuning.wanted(gpu)
     finally:
         torch.use_deterministic_algorithms(False)
+    assert triton_tuning.wanted(gpu)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert not triton_tuning.wanted(gpu)  # the times of the interpreter are not the GPU's
 
 
 def test_a_tile_for_which_a_gpu_has_too_little_takes_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +238,7 @@ def test_a_tile_for_which_a_gpu_has_too_little_takes_for_ever(monkeypatch: pytes
 
 
 def test_another_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv(VARIABLE, "yes")
     with pytest.raises(ArgumentError, match="ATTEMPER_TRITON_TUNE: got 'yes'; expected '1' to time tiles once"):
         triton_tuning.wanted(torch.device("cuda"))

@@ -1,7 +1,8 @@
 """Which tile a kernel gets: the first of a few, or on a GPU the one found fastest, timed once for each kind of call and kept.
 
 What it must hold:
-- under `torch.use_deterministic_algorithms`, with ATTEMPER_TRITON_TUNE=0 and off the GPU it is the first, by the call alone;
+- under `torch.use_deterministic_algorithms`, with ATTEMPER_TRITON_TUNE=0, off the GPU and under the interpreter it is the first, by
+  the call alone;
 - nothing is timed while a CUDA graph is captured: then it is the first, unless the choice was made before;
 - a choice holds for the rest of the process, so that the same call twice gives the same bits;
 - what is timed writes nothing but what the call is about to write.
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from attemper.errors import ArgumentError
 from attemper.kernels.triton_choices import ChoiceFile, cache_folder
-from attemper.kernels.triton_problem import Launch
+from attemper.kernels.triton_problem import Launch, interpreted
 
 VARIABLE = "ATTEMPER_TRITON_TUNE"
 
@@ -49,7 +50,7 @@ def wanted(device: torch.device) -> bool:
     Raises:
         ArgumentError: ATTEMPER_TRITON_TUNE is neither "0" nor "1".
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or interpreted():  # the interpreter takes tensors on a GPU too
         return False
     given = os.environ.get(VARIABLE, "1")
     if given not in ("0", "1"):

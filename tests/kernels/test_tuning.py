@@ -73,6 +73,25 @@ def test_where_nothing_could_be_timed_it_is_tried_again_by_the_next_process(tmp_
     assert choose(tuner(Clock(3.0, 2.0, 1.0), tmp_path)) == THIRD
 
 
+@pytest.mark.parametrize("where", ["the kernel", "what it works in"])
+def test_a_tile_that_met_full_memory_is_not_slow_for_ever(where: str, tmp_path: Path) -> None:
+    def fail(**_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def launches(cut: Cut) -> Sequence[Launch]:
+        if cut != SECOND:
+            return ()
+        if where == "what it works in":
+            fail()
+        return [Launch({(1,): fail}, (1,), {"given": GIVEN}, {})]
+
+    ours = tuner(Clock(3.0), tmp_path)
+    assert ours.choose(CUTS, lambda: "key", launches, GIVEN) == FIRST
+    assert not list(tmp_path.iterdir())
+    assert choose(ours, "key") == FIRST  # for this process it holds
+    assert choose(tuner(Clock(3.0, 2.0, 1.0), tmp_path), "key") == THIRD
+
+
 def test_a_single_tile_is_not_timed(tmp_path: Path) -> None:
     clock = Clock(1.0)
     assert choose(tuner(clock, tmp_path), cuts=[THIRD]) == THIRD
@@ -230,11 +249,16 @@ def test_a_tile_for_which_a_gpu_has_too_little_takes_for_ever(monkeypatch: pytes
     def broken() -> None:
         raise RuntimeError("an illegal memory access")
 
+    def full() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
     monkeypatch.setattr(testing, "do_bench", bench)
     assert triton_tuning.milliseconds(lambda: None) == 3.0
     assert triton_tuning.milliseconds(too_much) == float("inf")
     with pytest.raises(RuntimeError, match="an illegal memory access"):
         triton_tuning.milliseconds(broken)
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        triton_tuning.milliseconds(full)
 
 
 def test_another_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

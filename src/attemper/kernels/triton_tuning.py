@@ -1,8 +1,8 @@
 """Which tile a kernel gets: the first of a few, or on a GPU the one found fastest, timed once for each kind of call and kept.
 
 What it must hold:
-- under `torch.use_deterministic_algorithms`, with ATTEMPER_TRITON_TUNE=0, off the GPU and under the interpreter it is the first, by
-  the call alone;
+- under `torch.use_deterministic_algorithms`, with ATTEMPER_TRITON_TUNE=0, off the GPU and under the interpreter it is the first,
+  by the call alone;
 - nothing is timed while a CUDA graph is captured: then it is the first, unless the choice was made before;
 - a choice holds for the rest of the process, so that the same call twice gives the same bits;
 - what is timed writes nothing but what the call is about to write.
@@ -61,14 +61,18 @@ def wanted(device: torch.device) -> bool:
 
 
 def milliseconds(call: Callable[[], None]) -> float:
-    """How long a call takes on the GPU, by Triton's own measure; infinite where it asks for more than the GPU has."""
+    """How long a call takes on the GPU, by Triton's own measure; infinite where its tile asks for more than the GPU has.
+
+    Raises:
+        torch.OutOfMemoryError: there is not enough memory for it now, or for the 256 MB that are written between two runs.
+    """
     from triton.compiler.errors import CompileTimeAssertionFailure
     from triton.runtime.errors import OutOfResources, PTXASError
     from triton.testing import do_bench
 
     try:
         median = do_bench(call, warmup=_WARM_UP, rep=_REPEAT, return_mode="median")
-    except (OutOfResources, PTXASError, CompileTimeAssertionFailure, torch.OutOfMemoryError):
+    except (OutOfResources, PTXASError, CompileTimeAssertionFailure):
         return float("inf")
     assert isinstance(median, float)
     return median
@@ -125,10 +129,13 @@ class Tuner:
         if found is None:
             if self._capturing():
                 return candidates[0]
-            times = [self._time(launches(each), given) for each in candidates]
+            try:
+                times = [self._time(launches(each), given) for each in candidates]
+            except torch.OutOfMemoryError:  # it may have hit any tile, and says nothing about it
+                times = [float("inf")]
             fastest = min(times)
             found = candidates[times.index(fastest)]
-            if fastest < float("inf"):  # otherwise there is no memory to time in, now
+            if fastest < float("inf"):  # otherwise the next process tries again
                 file.add(key, tuple(found))
         self._chosen[place] = found
         return found

@@ -62,7 +62,7 @@ def test_a_call_takes_what_was_found_fastest_and_timing_leaves_no_trace(tmp_path
         timed.append("")
         return 1.0 / len(timed)  # the last is the fastest
 
-    ours = Tuner(timer, lambda device: True, lambda: False, lambda: tmp_path)
+    ours = Tuner(timer, lambda device: True, lambda given: False, lambda: tmp_path)
     problem = build(Case("causal", 1, 1, 1, 67, 71, 19, 11, is_causal=True), torch.float16)
     leaves = list(problem.leaves().values())
 

@@ -1,14 +1,16 @@
 """Which tile a kernel gets: timed once, kept in memory and in a file, and by the table wherever timing is not wanted."""
 
+import contextlib
 import json
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from attemper.errors import ArgumentError
 from attemper.kernels import triton_tuning
@@ -39,7 +41,7 @@ def nothing(cut: Cut) -> Sequence[Launch]:
 
 
 def tuner(clock: Clock, folder: Path, *, capturing: bool = False, wanted: bool = True) -> Tuner:
-    return Tuner(clock, lambda device: wanted, lambda: capturing, lambda: folder)
+    return Tuner(clock, lambda device: wanted, lambda given: capturing, lambda: folder)
 
 
 def choose(by: Tuner, key: str = "attend float16", cuts: Sequence[Cut] = CUTS) -> Cut:
@@ -187,13 +189,30 @@ def test_triton_may_be_installed_by_another_name(monkeypatch: pytest.MonkeyPatch
 def test_nothing_is_timed_while_a_graph_is_captured(tmp_path: Path) -> None:
     clock = Clock(2.0, 1.0, 3.0)
     captured = [True]
-    ours = Tuner(clock, lambda device: True, lambda: captured[0], lambda: tmp_path)
+    ours = Tuner(clock, lambda device: True, lambda given: captured[0], lambda: tmp_path)
     assert choose(ours) == FIRST
     assert clock.asked == 0
     captured[0] = False
     assert choose(ours) == SECOND
     captured[0] = True
     assert choose(ours) == SECOND  # made before
+
+
+@pytest.mark.parametrize("captured", [None, "current", "of the tensor"])
+def test_a_graph_may_be_captured_on_the_current_gpu_or_on_that_of_the_tensors(
+    captured: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = ["current"]
+
+    @contextlib.contextmanager
+    def device_of(given: Tensor) -> Iterator[None]:
+        gpu[0] = "of the tensor"
+        yield
+        gpu[0] = "current"
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: gpu[0] == captured)
+    assert triton_tuning.capturing(GIVEN) == (captured is not None)
 
 
 def test_many_threads_time_once(tmp_path: Path) -> None:

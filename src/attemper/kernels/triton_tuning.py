@@ -60,6 +60,13 @@ def wanted(device: torch.device) -> bool:
     return given == "1" and not torch.are_deterministic_algorithms_enabled()
 
 
+def capturing(given: Tensor) -> bool:
+    """Whether the current stream, or that of a tensor's GPU, only records what it is given; then no GPU may be waited for."""
+    here = torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device_of(given):
+        return here or torch.cuda.is_current_stream_capturing()
+
+
 def milliseconds(call: Callable[[], None]) -> float:
     """How long a call takes on the GPU, by Triton's own measure; infinite where its tile asks for more than the GPU has.
 
@@ -83,14 +90,14 @@ class Tuner:
 
     Args:
         timer: how long a call takes, infinite where it cannot run; wanted: whether to time for tensors on a device; capturing:
-            whether the current stream only records what it is given; folder: gives the folder of the files.
+            whether a CUDA graph is captured while a call on a tensor is made; folder: gives the folder of the files.
     """
 
     def __init__(
         self,
         timer: Timer = milliseconds,
         wanted: Callable[[torch.device], bool] = wanted,
-        capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing,
+        capturing: Callable[[Tensor], bool] = capturing,
         folder: Callable[[], Path] = cache_folder,
     ) -> None:
         self._timer, self._wanted, self._capturing, self._folder = timer, wanted, capturing, folder
@@ -127,7 +134,7 @@ class Tuner:
         kept = self._kept[device].get(key, ())
         found = next((each for each in candidates if tuple(each) == kept), None)
         if found is None:
-            if self._capturing():
+            if self._capturing(given):
                 return candidates[0]
             try:
                 times = [self._time(launches(each), given) for each in candidates]

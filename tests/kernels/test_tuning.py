@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -225,6 +227,69 @@ def test_many_threads_time_once(tmp_path: Path) -> None:
         thread.join()
     assert found == [SECOND] * 8
     assert clock.asked == 3
+
+
+def on_gpu(number: int) -> Any:
+    """What the tuner asks of a tensor on a GPU that is not there."""
+    return SimpleNamespace(device=torch.device("cuda", number), is_cuda=False)
+
+
+def of_name(name: str, multiprocessors: int = 132) -> Any:
+    """What torch tells of a GPU."""
+    return SimpleNamespace(name=name, major=9, minor=0, multi_processor_count=multiprocessors)
+
+
+def test_threads_of_two_gpus_do_not_wait_for_each_other_and_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: of_name("a GPU"))
+    both = threading.Barrier(2, timeout=20)  # as a collective: neither GPU is done before the other has begun
+    times = iter([2.0, 1.0, 3.0, 3.0, 2.0, 1.0])
+
+    def timer(call: Callable[[], None]) -> float:
+        both.wait()
+        return next(times)
+
+    ours, found = Tuner(timer, lambda device: True, lambda given: False, lambda: tmp_path), []
+
+    def ask(number: int) -> None:
+        found.append(ours.choose(CUTS, lambda: "key", nothing, on_gpu(number)))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ask(2)  # finds the choice
+    assert found == found[:1] * 3
+    assert json.loads(the_file(tmp_path).read_text("utf-8"))["tiles"] == {"key": list(found[0])}
+
+
+def test_a_choice_holds_though_it_cannot_be_kept_and_warnings_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    clock = Clock(2.0, 1.0, 3.0)
+    ours = tuner(clock, tmp_path / "file" / "folder")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="a choice of tiles cannot be kept in"):
+            choose(ours)
+        assert choose(ours) == SECOND
+    assert clock.asked == 3
+
+
+def test_an_error_while_timing_is_the_callers_and_leaves_no_choice(tmp_path: Path) -> None:
+    clock = Clock(2.0, 1.0, 3.0)
+
+    def failing(call: Callable[[], None]) -> float:
+        if clock(call) == 1.0:
+            raise RuntimeError("an illegal memory access")
+        return 2.0
+
+    ours = Tuner(failing, lambda device: True, lambda given: False, lambda: tmp_path)
+    for _ in range(2):
+        clock.asked = 0
+        with pytest.raises(RuntimeError, match="an illegal memory access"):
+            choose(ours)
+        assert clock.asked == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_where_timing_is_not_wanted_the_table_serves(tmp_path: Path) -> None:

@@ -101,9 +101,11 @@ class Tuner:
         folder: Callable[[], Path] = cache_folder,
     ) -> None:
         self._timer, self._wanted, self._capturing, self._folder = timer, wanted, capturing, folder
-        self._chosen: dict[tuple[str, str], Cut] = {}
+        self._chosen: dict[tuple[str, str, tuple[Cut, ...]], Cut] = {}
         self._kept: dict[str, dict[str, tuple[int, ...]]] = {}
-        self._lock = threading.Lock()  # autograd has a thread for each device
+        # One for each GPU, as autograd has a thread for each: who times waits for all that a GPU was given, a collective may be
+        # among it, and that for what a thread of another GPU is about to give.
+        self._locks: dict[torch.device, threading.Lock] = {}
 
     def choose(
         self, candidates: Sequence[Cut], key: Callable[[], str], launches: Callable[[Cut], Sequence[Launch]], given: Tensor
@@ -114,37 +116,35 @@ class Tuner:
             candidates: the tiles to choose from, first the one that serves where nothing is timed; key: names the kind of call;
             launches: what a call runs if it gets a tile, given: a tensor on its device.
         """
-        if len(candidates) == 1 or not self._wanted(given.device):
+        device = given.device
+        if len(candidates) == 1 or not self._wanted(device):
             return candidates[0]
-        place = (_name_of(given.device), key())
-        if (found := self._chosen.get(place)) is not None and found in candidates:
+        place = (_name_of(device), key(), tuple(candidates))
+        if (found := self._chosen.get(place)) is not None:
             return found
-        with self._lock:
-            if (found := self._chosen.get(place)) is not None and found in candidates:  # by another thread, meanwhile
-                return found
-            return self._choose(place, candidates, launches, given)
+        with self._locks.setdefault(device, threading.Lock()):
+            return self._chosen.get(place) or self._choose(place, launches, given)  # by another thread, meanwhile
 
-    def _choose(
-        self, place: tuple[str, str], candidates: Sequence[Cut], launches: Callable[[Cut], Sequence[Launch]], given: Tensor
-    ) -> Cut:
-        device, key = place
+    def _choose(self, place: tuple[str, str, tuple[Cut, ...]], launches: Callable[[Cut], Sequence[Launch]], given: Tensor) -> Cut:
+        device, key, candidates = place
         file = ChoiceFile(self._folder, made_by(device))
         if device not in self._kept:
             self._kept[device] = file.read()
         kept = self._kept[device].get(key, ())
         found = next((each for each in candidates if tuple(each) == kept), None)
-        if found is None:
-            if self._capturing(given):
-                return candidates[0]
-            try:
-                times = [self._time(launches(each), given) for each in candidates]
-            except torch.OutOfMemoryError:  # it may have hit any tile, and says nothing about it
-                times = [float("inf")]
-            fastest = min(times)
-            found = candidates[times.index(fastest)]
-            if fastest < float("inf"):  # otherwise the next process tries again
-                file.add(key, tuple(found))
-        self._chosen[place] = found
+        if found is not None:
+            return self._chosen.setdefault(place, found)
+        if self._capturing(given):
+            return candidates[0]
+        try:
+            times = [self._time(launches(each), given) for each in candidates]
+        except torch.OutOfMemoryError:  # it may have hit any tile, and says nothing about it
+            times = [float("inf")]
+        fastest = min(times)
+        ours = candidates[times.index(fastest)]
+        found = self._chosen.setdefault(place, ours)  # on another GPU of that name it may have been made already
+        if found is ours and fastest < float("inf"):  # otherwise the next process tries again
+            file.add(key, tuple(found))
         return found
 
     def _time(self, launches: Sequence[Launch], given: Tensor) -> float:

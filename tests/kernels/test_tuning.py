@@ -263,6 +263,13 @@ def test_threads_of_two_gpus_do_not_wait_for_each_other_and_agree(tmp_path: Path
     assert json.loads(the_file(tmp_path).read_text("utf-8"))["tiles"] == {"key": list(found[0])}
 
 
+def test_gpus_that_share_a_name_alone_share_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: of_name("AMD Radeon Graphics", (8, 96)[device.index]))
+    ours = tuner(Clock(2.0, 1.0, 3.0, 3.0, 2.0, 1.0), tmp_path)
+    assert [ours.choose(CUTS, lambda: "key", nothing, on_gpu(number)) for number in (0, 1, 0)] == [SECOND, THIRD, SECOND]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_choice_holds_though_it_cannot_be_kept_and_warnings_are_errors(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     clock = Clock(2.0, 1.0, 3.0)

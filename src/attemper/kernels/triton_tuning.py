@@ -177,7 +177,11 @@ def _lengths(arguments: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def _name_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    if device.type != "cuda":
+        return device.type
+    # The name alone does not tell: parts of some cards share it, and under AMD's drivers many are "AMD Radeon Graphics".
+    found = torch.cuda.get_device_properties(device)
+    return f"{found.name} {found.major}.{found.minor}, {found.multi_processor_count} multiprocessors"
 
 
 def made_by(device: str) -> dict[str, str]:

@@ -372,6 +372,19 @@ def test_a_kind_of_call_is_what_it_is_compiled_for_and_how_long_it_is() -> None:
     assert len({key(), *others}) == 1 + len(others)
 
 
+def lies(*, step: int = 64, begin: int = 0, column: int = 1) -> str:
+    """The kind of a call whose keys lie so many numbers apart, and begin at a number of 16 bits that is not the first."""
+    query, memory = torch.zeros(1, 2, 32, 64, dtype=torch.float16), torch.zeros(10_000, dtype=torch.float16)
+    of_keys = memory.as_strided((1, 2, 32, 64), (32 * step, 32 * step, step, column), begin)
+    inputs = Inputs(query, of_keys, query, None, torch.ones(1, 1, 1), None)
+    return key_of("attend", arguments(inputs, Rules()), torch.float16, 64)
+
+
+def test_what_is_not_loaded_in_stages_is_a_kind_of_its_own() -> None:
+    assert lies() == lies(step=80) == lies(begin=8)
+    assert lies(step=72) == lies(begin=1) == lies(step=1, column=32) != lies()
+
+
 def test_where_the_platform_keeps_such_files(tmp_path: Path) -> None:
     home = Path.home()
     assert cache_folder({"XDG_CACHE_HOME": str(tmp_path)}, "linux") == tmp_path / "attemper"

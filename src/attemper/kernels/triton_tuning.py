@@ -166,14 +166,31 @@ def key_of(kernel: str, arguments: dict[str, Any], dtype: torch.dtype, rows: int
     without = (name for name, each in arguments.items() if each is None)
     sizes = (f"{name}<={1 << max(size - 1, 0).bit_length()}" for name, size in (("rows", rows), *_lengths(arguments)))
     grouped = "grouped" if arguments["groups"] > 1 else "single"
-    return " ".join((kernel, str(dtype).removeprefix("torch."), *sizes, grouped, *compiled, "without", *without))
+    return " ".join(
+        (kernel, str(dtype).removeprefix("torch."), *sizes, grouped, *compiled, "without", *without, "apart", *_apart(arguments))
+    )
 
 
 _TILE = ("BLOCK_M", "BLOCK_N")
+# What is loaded in tiles, and what its strides are called.
+_LOADED = {"query": "query", "key": "key", "value": "value", "mask": "mask", "d_output": "flow"}
 
 
 def _lengths(arguments: dict[str, Any]) -> list[tuple[str, int]]:
     return [(name, arguments[name]) for name in ("queries", "keys")]
+
+
+def _apart(arguments: dict[str, Any]) -> list[str]:
+    """What does not lie so that Triton loads 16 bytes at once. Only what does is loaded in stages, which take shared memory."""
+    found = []
+    for name, called in _LOADED.items():
+        tensor = arguments.get(name)
+        if tensor is None:
+            continue
+        steps = (arguments[f"{called}_{dimension}"] for dimension in ("batch", "head", "row"))
+        if arguments[f"{called}_column"] != 1 or tensor.data_ptr() % 16 or any(step % 16 for step in steps):
+            found.append(name)
+    return found
 
 
 def _name_of(device: torch.device) -> str:

@@ -81,3 +81,16 @@ def test_a_call_takes_what_was_found_fastest_and_timing_leaves_no_trace(tmp_path
     for one, other, fixed in zip(first, again, run(), strict=True):
         assert torch.equal(one, other)
         assert torch.equal(one, fixed)
+
+
+def test_a_call_has_one_tile_with_gradients_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([3.0, 2.0, 1.0, 1.0, 2.0, 3.0])  # if it were asked again it would find another tile
+    ours = Tuner(lambda call: next(times), lambda device: True, lambda given: False, lambda: tmp_path)
+    use(ours, monkeypatch)
+    leaves = [torch.randn(1, 2, rows, 19, dtype=torch.float16).requires_grad_() for rows in (131, 137, 137)]
+    with torch.no_grad():
+        first = attention(*leaves, is_causal=True, impl="triton")
+    again = attention(*leaves, is_causal=True, impl="triton")
+    assert again.requires_grad
+    assert next(times, None) == 1.0
+    assert torch.equal(first, again)

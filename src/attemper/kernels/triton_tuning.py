@@ -163,7 +163,7 @@ def key_of(kernel: str, arguments: dict[str, Any], dtype: torch.dtype, rows: int
         kernel: its name; arguments: what it is given, by name; dtype: of the query; rows: [batch, heads, queries] in all.
     """
     compiled = (f"{name}={int(each)}" for name, each in arguments.items() if name.isupper() and name not in _TILE)
-    without = (name for name, each in arguments.items() if each is None)
+    without = (name for name, each in arguments.items() if each is None and name not in _KEPT_FOR_GRADIENTS)
     sizes = (f"{name}<={1 << max(size - 1, 0).bit_length()}" for name, size in (("rows", rows), *_lengths(arguments)))
     grouped = "grouped" if arguments["groups"] > 1 else "single"
     return " ".join(
@@ -172,6 +172,8 @@ def key_of(kernel: str, arguments: dict[str, Any], dtype: torch.dtype, rows: int
 
 
 _TILE = ("BLOCK_M", "BLOCK_N")
+# A call has one tile whether or not gradients are wanted: activation checkpointing may make it both ways, for the same numbers.
+_KEPT_FOR_GRADIENTS = ("figures", "unrounded")
 # What is loaded in tiles, and what its strides are called.
 _LOADED = {"query": "query", "key": "key", "value": "value", "mask": "mask", "d_output": "flow"}
 

@@ -293,9 +293,11 @@ def test_an_error_while_timing_is_the_callers_and_leaves_no_choice(tmp_path: Pat
     ours = Tuner(failing, lambda device: True, lambda given: False, lambda: tmp_path)
     for _ in range(2):
         clock.asked = 0
-        with pytest.raises(RuntimeError, match="an illegal memory access"):
+        with pytest.raises(RuntimeError, match="an illegal memory access") as raised:
             choose(ours)
         assert clock.asked == 2
+        said = f"attemper was timing {SECOND}; with ATTEMPER_TRITON_TUNE=0 in the environment it times nothing"
+        assert raised.value.__notes__ == [said]
     assert not list(tmp_path.iterdir())
 
 

@@ -137,7 +137,7 @@ class Tuner:
         if self._capturing(given):
             return candidates[0]
         try:
-            times = [self._time(launches(each), given) for each in candidates]
+            times = [self._time(each, launches, given) for each in candidates]
         except torch.OutOfMemoryError:  # it may have hit any tile, and says nothing about it
             times = [float("inf")]
         fastest = min(times)
@@ -147,13 +147,19 @@ class Tuner:
             file.add(key, tuple(found))
         return found
 
-    def _time(self, launches: Sequence[Launch], given: Tensor) -> float:
-        def call() -> None:
-            for launch in launches:
-                launch.run()
+    def _time(self, cut: Cut, launches: Callable[[Cut], Sequence[Launch]], given: Tensor) -> float:
+        try:
+            calls = launches(cut)
 
-        with torch.cuda.device_of(given):
-            return self._timer(call)
+            def call() -> None:
+                for each in calls:
+                    each.run()
+
+            with torch.cuda.device_of(given):
+                return self._timer(call)
+        except Exception as error:
+            error.add_note(f"attemper was timing {cut}; with {VARIABLE}=0 in the environment it times nothing")
+            raise
 
 
 def key_of(kernel: str, arguments: dict[str, Any], dtype: torch.dtype, rows: int) -> str:

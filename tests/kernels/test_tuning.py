@@ -1,7 +1,11 @@
 """Which tile a kernel gets: timed once, kept in memory and in a file, and by the table wherever timing is not wanted."""
 
 import contextlib
+import errno
 import json
+import os
+import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +19,7 @@ import torch
 from torch import Tensor
 
 from attemper.errors import ArgumentError
-from attemper.kernels import triton_tuning
+from attemper.kernels import triton_choices, triton_tuning
 from attemper.kernels.spec import Inputs, Rules
 from attemper.kernels.triton_choices import ChoiceFile, cache_folder
 from attemper.kernels.triton_problem import Launch, arguments
@@ -155,6 +159,38 @@ def test_bytes_that_are_no_text_are_ignored_too(tmp_path: Path) -> None:
     the_file(tmp_path).write_bytes(b"\xff\xfe\x00")
     with pytest.warns(UserWarning, match="is ignored: 'utf-8' codec can't decode"):
         assert choose(tuner(Clock(3.0, 2.0, 1.0), tmp_path)) == THIRD
+
+
+def test_a_file_too_large_to_be_one_is_not_loaded(tmp_path: Path) -> None:
+    choose(tuner(Clock(1.0), tmp_path))
+    os.truncate(the_file(tmp_path), 2**24 + 1)
+    with pytest.warns(UserWarning, match="is ignored: more than 16777216 bytes; it will be written anew"):
+        assert choose(tuner(Clock(3.0, 2.0, 1.0), tmp_path)) == THIRD
+    assert the_file(tmp_path).stat().st_size < 1000
+
+
+def test_a_folder_in_the_place_of_the_file_costs_warnings(tmp_path: Path) -> None:
+    choose(tuner(Clock(1.0), tmp_path))
+    path = the_file(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.warns(UserWarning, match=f"{path.name}.*Is a directory") as said:
+        assert choose(tuner(Clock(3.0, 2.0, 1.0), tmp_path)) == THIRD
+    assert "a choice of tiles cannot be kept in" in str(said[-1].message)
+    assert the_file(tmp_path) == path  # and nothing is left beside it
+
+
+def test_a_full_disk_costs_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose(tuner(Clock(1.0), tmp_path), "before")
+
+    def full(descriptor: int, *_: object, **__: object) -> Any:
+        os.close(descriptor)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(triton_choices.os, "fdopen", full)
+    with pytest.warns(UserWarning, match=r"a choice of tiles cannot be kept in .*No space left on device; it holds"):
+        assert choose(tuner(Clock(2.0, 1.0, 3.0), tmp_path)) == SECOND
+    assert json.loads(the_file(tmp_path).read_text("utf-8"))["tiles"] == {"before": list(FIRST)}
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None:
@@ -393,3 +429,15 @@ def test_where_the_platform_keeps_such_files(tmp_path: Path) -> None:
     assert cache_folder({"XDG_CACHE_HOME": "relative"}, "linux") == home / ".cache" / "attemper"
     assert cache_folder({}, "darwin") == home / "Library" / "Caches" / "attemper"
     assert cache_folder({"LOCALAPPDATA": str(tmp_path)}, "win32") == tmp_path / "attemper"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="finds a home by other means")
+def test_where_there_is_neither_a_home_nor_a_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where the user has no entry
+
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    assert cache_folder({}, "linux") == Path(tempfile.gettempdir()) / ".cache" / "attemper"
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    assert cache_folder({}, "linux") == Path("/.cache/attemper")

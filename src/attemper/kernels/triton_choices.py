@@ -1,7 +1,8 @@
 """A file in which choices of tiles outlive the process: one for each device and each version of what made them.
 
 What it must hold:
-- a reader sees a whole file or none, whoever writes at the same time;
+- a reader sees a whole file or none, whoever writes at the same time, or ends in the middle of it; of two who write at once one
+  may lose a choice, which another process then makes again;
 - a file that cannot be read, or written, costs a warning and the time of choosing again, never the call.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from attemper.errors import in_one_line
 
 _FORMAT = 1
+_LARGEST = 2**24  # bytes of a file; a choice takes some 300
 
 Numbers = tuple[int, ...]
 
@@ -28,7 +30,7 @@ def cache_folder(environment: Mapping[str, str] = os.environ, platform: str = sy
         environment: variables by name, of which XDG_CACHE_HOME and LOCALAPPDATA are looked at; platform: as `sys.platform`.
     """
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 -- Path.home raises where a user has none, as in some containers
-    home = home if home.is_absolute() else Path(tempfile.gettempdir())
+    home = home if home.is_absolute() else _temporary()
     if platform == "win32":
         base = Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local")
     elif platform == "darwin":
@@ -37,6 +39,13 @@ def cache_folder(environment: Mapping[str, str] = os.environ, platform: str = sy
         given = environment.get("XDG_CACHE_HOME", "")
         base = Path(given) if Path(given).is_absolute() else home / ".cache"
     return base / "attemper"
+
+
+def _temporary() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # nothing can be written anywhere: who tries it here will say so
+        return Path(os.sep)
 
 
 class ChoiceFile:
@@ -59,7 +68,7 @@ class ChoiceFile:
         """What is in the file, nothing where there is none; with a warning where it cannot be understood."""
         path = self.path
         try:
-            return self._understood(json.loads(path.read_text("utf-8")))
+            return self._understood(json.loads(_text_of(path)))
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError, RecursionError) as error:
@@ -96,6 +105,14 @@ class ChoiceFile:
         if not isinstance(tiles, dict) or not all(_whole(each) for each in tiles.values()):
             raise ValueError("a tile is not a list of whole numbers")
         return {key: tuple(each) for key, each in tiles.items()}
+
+
+def _text_of(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise ValueError(f"more than {_LARGEST} bytes")
+    return content.decode("utf-8")
 
 
 def _whole(numbers: object) -> bool:

@@ -168,24 +168,20 @@ def key_of(kernel: str, arguments: dict[str, Any], dtype: torch.dtype, rows: int
     Args:
         kernel: its name; arguments: what it is given, by name; dtype: of the query; rows: [batch, heads, queries] in all.
     """
-    compiled = (f"{name}={int(each)}" for name, each in arguments.items() if name.isupper() and name not in _TILE)
+    compiled = (f"{name}={int(each)}" for name, each in arguments.items() if name.isupper())
     without = (name for name, each in arguments.items() if each is None and name not in _KEPT_FOR_GRADIENTS)
-    sizes = (f"{name}<={1 << max(size - 1, 0).bit_length()}" for name, size in (("rows", rows), *_lengths(arguments)))
+    lengths = {"rows": rows, "queries": arguments["queries"], "keys": arguments["keys"]}
+    sizes = (f"{name}<={1 << max(length - 1, 0).bit_length()}" for name, length in lengths.items())
     grouped = "grouped" if arguments["groups"] > 1 else "single"
     return " ".join(
         (kernel, str(dtype).removeprefix("torch."), *sizes, grouped, *compiled, "without", *without, "apart", *_apart(arguments))
     )
 
 
-_TILE = ("BLOCK_M", "BLOCK_N")
 # A call has one tile whether or not gradients are wanted: activation checkpointing may make it both ways, for the same numbers.
 _KEPT_FOR_GRADIENTS = ("figures", "unrounded")
 # What is loaded in tiles, and what its strides are called.
 _LOADED = {"query": "query", "key": "key", "value": "value", "mask": "mask", "d_output": "flow"}
-
-
-def _lengths(arguments: dict[str, Any]) -> list[tuple[str, int]]:
-    return [(name, arguments[name]) for name in ("queries", "keys")]
 
 
 def _apart(arguments: dict[str, Any]) -> list[str]:

@@ -94,3 +94,24 @@ def test_a_call_has_one_tile_with_gradients_and_without(tmp_path: Path, monkeypa
     assert again.requires_grad
     assert next(times, None) == 1.0
     assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize(("forward", "backward"), [(0, 1), (1, 0)])
+def test_dropout_keeps_the_same_weights_whatever_tile_each_direction_has(
+    forward: int, backward: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaves = [torch.randn(1, 2, rows, 19, dtype=torch.float16).requires_grad_() for rows in (131, 137, 137)]
+    offered = []
+
+    def run(*numbers: int) -> list[Tensor]:
+        for module, number in zip((of_forward, of_backward), numbers, strict=True):
+            monkeypatch.setattr(module, "TUNER", Preferring(number))
+        torch.manual_seed(5)
+        output = attention(*leaves, dropout_p=0.5, impl="triton")
+        found = [output, *torch.autograd.grad(output, leaves, torch.ones_like(output))]
+        offered.extend(module.TUNER.offered for module in (of_forward, of_backward))
+        return found
+
+    for one, other in zip(run(forward, backward), run(0, 0), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.01, atol=0.01)
+    assert min(offered) > 1

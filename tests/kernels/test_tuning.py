@@ -390,6 +390,43 @@ def test_a_tile_for_which_a_gpu_has_too_little_takes_for_ever(monkeypatch: pytes
         triton_tuning.milliseconds(full)
 
 
+class Driver:
+    """Of a GPU that is not there, what Triton's own timing asks it for; every run takes as long."""
+
+    class Event:
+        def __init__(self, driver: "Driver") -> None:
+            self.driver, self.at = driver, 0.0
+
+        def record(self) -> None:
+            self.at = self.driver.now
+
+        def elapsed_time(self, end: "Driver.Event") -> float:
+            return end.at - self.at
+
+    def __init__(self) -> None:
+        self.now, self.runs = 0.0, 0
+
+    def run(self) -> None:
+        self.now += 1000.0
+        self.runs += 1
+
+    def get_device_interface(self) -> Any:
+        return SimpleNamespace(Event=lambda enable_timing: self.Event(self), synchronize=lambda: None)
+
+    def get_empty_cache_for_benchmark(self) -> None:
+        return None
+
+    def clear_cache(self, _: None) -> None:
+        self.now += 0.1
+
+
+def test_the_time_is_that_of_one_run_by_tritons_own_measure_and_takes_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    testing, driver = pytest.importorskip("triton.testing"), Driver()
+    monkeypatch.setattr(testing.runtime, "driver", SimpleNamespace(active=driver))
+    assert triton_tuning.milliseconds(driver.run) == 1000.0
+    assert driver.runs == 8  # as docs/kernels-triton.md has it
+
+
 def test_another_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv(VARIABLE, "yes")

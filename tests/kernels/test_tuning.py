@@ -355,11 +355,12 @@ def test_timing_is_wanted_on_a_gpu_alone_and_never_for_deterministic_algorithms(
     assert not triton_tuning.wanted(gpu)
     monkeypatch.setenv(VARIABLE, "1")
     assert triton_tuning.wanted(gpu)
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert not triton_tuning.wanted(gpu)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    for warn_only in (False, True):
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+        try:
+            assert not triton_tuning.wanted(gpu)
+        finally:
+            torch.use_deterministic_algorithms(False)
     assert triton_tuning.wanted(gpu)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert not triton_tuning.wanted(gpu)  # the times of the interpreter are not the GPU's

@@ -33,6 +33,11 @@ def test_two_implementations(capsys: Capture, llama_folder: Path) -> None:
     assert "differ by rounding alone" in out
 
 
+def test_an_argument_has_the_name_of_the_option_that_was_typed(capsys: Capture) -> None:
+    said = could_not_run(capsys, "compare", "attemper.examples:scaled", "--attn", "eager", "sdpa")
+    assert "attemper: --attn: attemper.examples:scaled has no implementations to choose from" in said
+
+
 def test_two_dtypes_as_json(capsys: Capture, llama_folder: Path) -> None:
     code, out, _ = run(capsys, "compare", str(llama_folder), "--dtypes", "float32", "bfloat16", "--output-format", "json")
     assert code == 0
@@ -75,7 +80,7 @@ def test_one_model_in_one_way(capsys: Capture, llama_folder: Path) -> None:
 
 
 def test_no_such_dtype(capsys: Capture, llama_folder: Path) -> None:
-    assert "dtype: got 'float3'" in could_not_run(capsys, "compare", str(llama_folder), "--dtypes", "float32", "float3")
+    assert "--dtypes: got 'float3'" in could_not_run(capsys, "compare", str(llama_folder), "--dtypes", "float32", "float3")
 
 
 def test_hostile_names_are_written_out(capsys: Capture) -> None:

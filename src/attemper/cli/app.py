@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
         _complain_of_usage(error)
         return COULD_NOT_RUN
     except AttemperError as error:
-        _complain(str(error))
+        _complain(_as_typed(str(error), arguments))
         return COULD_NOT_RUN
     except OSError as error:
         _complain(f"could not read or write: {error}")
@@ -80,6 +80,14 @@ def _root(
 
         say([f"attemper {__version__}"])
         raise typer.Exit(0)
+
+
+def _as_typed(message: str, arguments: Sequence[str]) -> str:
+    """The message, which begins with the name of an argument, under the name of the option that was typed for it."""
+    name, colon, rest = message.partition(":")
+    option = f"--{name.replace('_', '-')}"
+    typed = {each.partition("=")[0] for each in arguments}
+    return next((f"{each}{colon}{rest}" for each in (option, f"{option}s") if each in typed), message)
 
 
 def _complain(message: str) -> None:

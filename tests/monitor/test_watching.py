@@ -472,6 +472,17 @@ def test_alarms_reach_the_record_and_the_caller() -> None:
     assert f"{record.alarms[0].code} error: {ATTENTION[1]}" in table
 
 
+def test_a_step_may_end_in_inference_mode() -> None:
+    """Where every rule begins to remember; what it remembers is changed later, outside."""
+    model = Keeping()
+    with attemper.watch(model, alarms={"alarming-logit": 1e-6}) as watching:
+        for place in range(4):
+            model(torch.randn(2, 5, 6)).sum().backward()
+            with torch.inference_mode(place == 0):
+                record = watching.step()
+            assert [alarm.code for alarm in record.alarms] == ["ATT501"] * (place == 0)  # pyrefly: ignore
+
+
 def test_what_on_alarm_raises_ends_the_run() -> None:
     model = llama().train()
     model.get_parameter("model.layers.1.self_attn.q_proj.weight").data.mul_(20_000)

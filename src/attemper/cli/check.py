@@ -15,9 +15,9 @@ from attemper.cli.output import close_stdout, progress, say, silenced, write_rep
 from attemper.cli.page import page_writer
 from attemper.cli.rendering import FILE_FORMATS, Rendering, format_of
 from attemper.errors import ArgumentError
+from attemper.files import check_distinct, check_writable, write_whole
 from attemper.report import Report, baseline
 from attemper.report.explanations import Section, explained
-from attemper.report.files import check_distinct, check_writable, write_whole
 
 FailOn = Literal["error", "warning", "info", "never"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]

@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 
 from attemper.cli.output import close_stdout, progress, say, silenced, write_text
+from attemper.files import check_writable, write_whole
 from attemper.lesson import TOPICS, chapter, check_topic, question_of
 from attemper.lesson.wording import WORDINGS
-from attemper.report.files import check_writable, write_whole
 from attemper.report.lesson_terminal import print_chapter
 from attemper.report.page import require_page
 

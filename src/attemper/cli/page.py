@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from attemper.checker import RULES
+from attemper.files import check_writable
 from attemper.report import Report
-from attemper.report.files import check_writable
 from attemper.report.page import require_page
 
 

@@ -9,8 +9,8 @@ import typer
 from attemper.checker import BY_CODE
 from attemper.cli.output import close_stdout, silenced, write_json, write_text
 from attemper.errors import ArgumentError
+from attemper.files import check_distinct, check_writable, write_whole
 from attemper.monitor.runs import read_run
-from attemper.report.files import check_distinct, check_writable, write_whole
 from attemper.report.page import require_page
 from attemper.report.runs import RunView
 from attemper.report.runs.text import run_text

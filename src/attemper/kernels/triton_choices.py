@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from attemper.errors import in_one_line
+from attemper.files import write_whole
 
 _FORMAT = 1
 _LARGEST = 2**24  # bytes of a file; a choice takes some 300
@@ -83,18 +84,9 @@ class ChoiceFile:
         text = json.dumps({"format": _FORMAT, **self._made, "tiles": choices}, indent=1)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-            try:
-                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                    file.write(text)
-                Path(name).replace(path)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
+            write_whole(path, text)
         except OSError as error:
-            warnings.warn(
-                f"attemper: a choice of tiles cannot be kept in {path}: {error}; it holds in this process", stacklevel=2
-            )
+            warnings.warn(f"attemper: a choice of tiles cannot be kept: {error}; it holds in this process", stacklevel=2)
 
     def _understood(self, content: object) -> dict[str, Numbers]:
         if not isinstance(content, dict) or content.get("format") != _FORMAT:

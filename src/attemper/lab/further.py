@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from attemper.files import write_whole
 from attemper.lab.presets.preset import Effort, Further
 from attemper.lab.store.files import to_parquet
 from attemper.lab.store.results import RunResult
-from attemper.report.files import write_whole
 
 NAME = "further.parquet"
 

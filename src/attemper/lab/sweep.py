@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from attemper.errors import ArgumentError, LoadError, in_one_line
+from attemper.files import write_whole
 from attemper.lab.config import RunConfig
 from attemper.lab.events import Event, Tell
 from attemper.lab.identity import run_id
@@ -28,7 +29,6 @@ from attemper.lab.table import NAME as TABLE
 from attemper.lab.table import write_table
 from attemper.lab.tasks import load_task
 from attemper.lab.training import rehearse, train
-from attemper.report.files import write_whole
 
 FORMAT = 1
 NAME = "sweep.json"

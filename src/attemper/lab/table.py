@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attemper.files import write_whole
 from attemper.lab.store.curves import to_parquet
 from attemper.lab.store.results import RunResult
-from attemper.report.files import write_whole
 
 NAME = "table.parquet"
 TIMES = ("seconds", "tokens_per_second", "peak_mib", "machine")  # differ each time that a run is trained

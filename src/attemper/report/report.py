@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from attemper.report.files import check_writable, write_whole
+from attemper.files import check_writable, write_whole
 from attemper.report.records import Outcome
 from attemper.report.schema import outcome_fields, to_dict
 from attemper.report.text import plain_text

@@ -21,7 +21,7 @@ from torch import Tensor
 from attemper.checker.folder import CONFIG, Checkpoint, read_json, weight_files
 from attemper.checker.remedies.records import Changed
 from attemper.errors import ArgumentError, LoadError, MissingExtraError, UnsupportedError
-from attemper.report.files import umask
+from attemper.files import umask
 from attemper.weights import Edit
 
 _OTHER_WEIGHTS = frozenset(

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from attemper.errors import ArgumentError, MissingExtraError
-from attemper.report.files import check_writable, write_whole
+from attemper.files import check_writable, write_whole
 from attemper.report.page import require_page
 from attemper.report.sweeps import SweepView
 

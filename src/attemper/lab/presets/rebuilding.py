@@ -17,6 +17,7 @@ from attemper.examples.provenance import Provenance
 from attemper.examples.summary import summary
 from attemper.examples.text import Corpus, load_corpus
 from attemper.examples.weights import load, save
+from attemper.files import write_whole
 from attemper.lab.config import Model, Optimiser, RunConfig, Task
 from attemper.lab.presets.arms import Arm, arm_of
 from attemper.lab.presets.grouping import grouped
@@ -25,7 +26,6 @@ from attemper.lab.store.files import load_weights
 from attemper.lab.store.results import RunResult
 from attemper.lab.table import flat
 from attemper.lab.training import threads
-from attemper.report.files import write_whole
 
 SCALED, UNSCALED = "scaled", "unscaled"
 ARMS = (Arm(SCALED, {"model.rule": "inverse_sqrt"}), Arm(UNSCALED, {"model.rule": "none"}))

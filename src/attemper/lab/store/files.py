@@ -21,13 +21,13 @@ from typing import Any
 from torch import nn
 
 from attemper.errors import ArgumentError, LoadError, in_one_line
+from attemper.files import write_whole
 from attemper.lab.config import RunConfig
 from attemper.lab.identity import run_id
 from attemper.lab.store.curves import HEADS, STEPS, heads_table, steps_table, to_parquet
 from attemper.lab.store.recorder import Recorder
 from attemper.lab.store.results import Evaluation, RunResult
 from attemper.monitor.trackers.locking import Lock
-from attemper.report.files import write_whole
 
 
 class RunFiles:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attemper.errors import LoadError
-from attemper.report.files import write_whole
+from attemper.files import write_whole
 
 FORMAT = "1"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from attemper.errors import ArgumentError
-from attemper.report.files import check_writable, write_whole
+from attemper.files import check_writable, write_whole
 
 
 def test_a_new_one_and_a_replaced_one(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_a_folder_in_the_place_of_the_file_costs_warnings(tmp_path: Path) -> Non
     path = the_file(tmp_path)
     path.unlink()
     path.mkdir()
-    with pytest.warns(UserWarning, match=f"{path.name}.*Is a directory") as said:
+    with pytest.warns(UserWarning, match="Is a directory") as said:
         assert choose(tuner(Clock(3.0, 2.0, 1.0), tmp_path)) == THIRD
     assert "a choice of tiles cannot be kept:" in str(said[-1].message)
     assert the_file(tmp_path) == path  # and nothing is left beside it

@@ -9,6 +9,7 @@ import functools
 import math
 import os
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -65,7 +66,7 @@ def available() -> bool:
     return _cpu is not None
 
 
-def refusal(inputs: Inputs) -> str:
+def refusal(inputs: Iterable[Tensor | None]) -> str:
     """What the kernel does not take of these tensors, "" if it takes them all: it reads plain memory of this process."""
     for tensor in inputs:
         if tensor is None:

@@ -20,7 +20,7 @@ def reduced(of_heads: RowsByHead) -> tuple[HeadStats, Tensor] | None:
     """What `HeadStats.reduce` gives, and float64 [heads], the largest |q·k|; None of rows that the extension does not take."""
     rows, real = of_heads
     lse, entropy, rest = rows.lse, rows.entropy, rows.rest
-    if not cpu.available() or not all(_plain(each) for each in (lse, entropy, rest)):
+    if not cpu.available() or cpu.refusal((lse, entropy, rest, real)):
         return None
     if not lse.dtype is entropy.dtype is rest.dtype or lse.dtype not in _CODES:
         return None
@@ -44,8 +44,3 @@ def reduced(of_heads: RowsByHead) -> tuple[HeadStats, Tensor] | None:
     )
     cpu.reduce_rows(record)
     return HeadStats(counts, extremes, sums, histograms), products
-
-
-def _plain(tensor: Tensor) -> bool:
-    """Whether it is plain memory of this process."""
-    return type(tensor) is Tensor and tensor.is_cpu and not tensor.is_neg() and not tensor._is_zerotensor()

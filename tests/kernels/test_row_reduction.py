@@ -2,12 +2,15 @@
 
 import math
 import multiprocessing as mp
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from attemper.kernels import cpu, row_reduction
+from attemper.monitor.measuring import Taken, measure
 from attemper.stats import HeadStats, RowsByHead, RowStats
 
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="the extension is not here")
@@ -85,6 +88,37 @@ def test_what_it_does_not_take_is_left_to_torch() -> None:
     assert row_reduction.reduced(RowsByHead(mixed, real)) is None
     away = RowStats(rows.lse.to("meta"), rows.entropy.to("meta"), rows.rest.to("meta"))
     assert row_reduction.reduced(RowsByHead(away, None)) is None
+    # Read as memory of [heads, rows], they would be read beyond their end.
+    for part in (RowStats(rows.lse, rows.entropy[:, :1], rows.rest), RowStats(rows.lse, rows.entropy, rows.rest[..., :1])):
+        assert row_reduction.reduced(RowsByHead(part, real)) is None
+
+
+class Wrapped(Tensor):
+    """A mask of a kind of its own, whose memory is its own matter."""
+
+
+@pytest.mark.parametrize(
+    "change", [lambda mask: mask.byte() * 2, lambda mask: mask.to("meta"), lambda mask: mask.as_subclass(Wrapped)]
+)
+def test_a_mask_that_it_does_not_take_is_left_to_torch(change: Callable[[Tensor], Tensor]) -> None:
+    rows, real = record(1, torch.float32, (1, 3, 5, 4))
+    assert real is not None
+    assert row_reduction.reduced(RowsByHead(rows, change(real))) is None
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
+def test_under_a_transform_new_tensors_have_no_memory(transform: Callable[..., Any]) -> None:
+    rows = record(1, torch.float32, (1, 3, 5, 4))
+    found: list[Any] = []
+
+    def function(number: Tensor) -> Tensor:
+        found.append(row_reduction.reduced(rows))
+        found.append(measure([Taken(rows, 1.0, None)])[0].stats.counts)
+        return number.sum()
+
+    transform(function)(torch.ones(2))
+    assert found[0] is None
+    assert torch.equal(found[1].cpu(), HeadStats.reduce(rows).counts)
 
 
 def test_in_a_forked_child() -> None:

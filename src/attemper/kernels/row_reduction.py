@@ -20,9 +20,11 @@ def reduced(of_heads: RowsByHead) -> tuple[HeadStats, Tensor] | None:
     """What `HeadStats.reduce` gives, and float64 [heads], the largest |q·k|; None of rows that the extension does not take."""
     rows, real = of_heads
     lse, entropy, rest = rows.lse, rows.entropy, rows.rest
-    if not cpu.available() or cpu.refusal((lse, entropy, rest, real)):
+    if not cpu.available() or torch._C._are_functorch_transforms_active():  # under which new tensors have no memory
         return None
-    if not lse.dtype is entropy.dtype is rest.dtype or lse.dtype not in _CODES:
+    if cpu.refusal((lse, entropy, rest, real)) or not (real is None or real.dtype is torch.bool):
+        return None
+    if not lse.dtype is entropy.dtype is rest.dtype or lse.dtype not in _CODES or not lse.shape == entropy.shape == rest.shape[1:]:
         return None
     lse, entropy, rest = (each if each.stride(-1) == 1 else each.contiguous() for each in (lse, entropy, rest))
     real = None if real is None else real.expand(lse.shape).contiguous()

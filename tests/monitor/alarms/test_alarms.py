@@ -1,6 +1,7 @@
 """Alarms: each fires on what it is about, once, and on nothing else."""
 
 import io
+import json
 import math
 import re
 from collections.abc import Iterable
@@ -271,6 +272,57 @@ def test_a_state_with_a_fault_is_refused() -> None:
     state = Alarms().state_dict() | {"growth": [{"layer": "a"}]}
     with pytest.raises(ArgumentError, match=r"a dictionary with a fault under 'growth' \(KeyError\('call'\)\)"):
         Alarms().load_state_dict(state)
+
+
+UNFIT = (
+    None,
+    "x",
+    [],
+    {},
+    [None],
+    [[1.0]],
+    [0.0] * 500,
+    (1, 2),
+    10**400,
+    1j,
+    torch.zeros(3),
+    torch.ones(2, requires_grad=True) * 2,
+)
+
+
+def test_what_a_state_must_not_hold_is_refused_as_it_is_loaded() -> None:
+    """Or a later look would fail on it, and end the run."""
+    alarms = Alarms()
+    run([layer((200.0, 3.0), norms=(1.0, 1.0, 1.0), nonfinite=(0,))] * 40, alarms)
+    refused = 0
+    for rule, (entry,) in alarms.state_dict().items():
+        for name, value in entry["state"].items():
+            for unfit in (value[:-1] if isinstance(value, list) else ..., *UNFIT):
+                state = alarms.state_dict() | {rule: [entry | {"state": entry["state"] | {name: unfit}}]}
+                with pytest.raises(ArgumentError, match=f"a dictionary with a fault under '{rule}'"):
+                    Alarms().load_state_dict(state)
+                refused += 1
+            without = {other: each for other, each in entry["state"].items() if other != name}
+            with pytest.raises(ArgumentError, match="no state of this rule"):
+                Alarms().load_state_dict(alarms.state_dict() | {rule: [entry | {"state": without}]})
+    assert refused > 250
+
+
+def test_what_is_refused_changes_nothing() -> None:
+    alarms = Alarms()
+    run(maxima([200.0]), alarms)
+    before = alarms.state_dict()
+    with pytest.raises(ArgumentError, match="a dictionary with a fault under 'norm-growth'"):
+        alarms.load_state_dict(Alarms().state_dict() | {"norm-growth": [1]})
+    assert alarms.state_dict() == before
+
+
+def test_json_keeps_a_state() -> None:
+    alarms = Alarms()
+    run(maxima([3.0, 200.0]), alarms)
+    again = Alarms()
+    again.load_state_dict(json.loads(json.dumps(alarms.state_dict())))
+    assert again.state_dict() == alarms.state_dict()
 
 
 def test_a_layer_with_another_number_of_heads_begins_anew() -> None:

@@ -4,7 +4,7 @@ One head that becomes sharp is often what was to be learned, and most start out 
 about a fall: against the highest that the same figure was in the run, and for several records in a row.
 """
 
-from attemper.monitor.alarms.layer_rule import CLEAN, RECEDED, LayerRule, State, alarm
+from attemper.monitor.alarms.layer_rule import CLEAN, RECEDED, LayerRule, State, alarm, are_numbers
 from attemper.monitor.records import Alarm, LayerRecord
 
 
@@ -14,6 +14,12 @@ class _Collapse(LayerRule):
     State: `fired`, whether it has fired since it recovered; `highest` and `at`, the highest so far and at
     which step; `records` and `well`, for how many in a row it has been low, and has been well.
     """
+
+    remembers = frozenset({"fired", "highest", "at", "records", "well"})
+
+    def sound(self, state: State) -> bool:
+        """Whether all are numbers."""
+        return are_numbers(list(state.values()), len(self.remembers))
 
     def start(self, layer: LayerRecord, step: int) -> State:
         """Nothing has been seen."""

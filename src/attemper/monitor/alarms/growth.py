@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attemper.monitor.alarms.layer_rule import AGAIN, RECEDED, LayerRule, State, alarm, heads_of
+from attemper.monitor.alarms.layer_rule import AGAIN, RECEDED, LayerRule, State, alarm, are_numbers, heads_of
 from attemper.monitor.records import Alarm, LayerRecord
 
 POINTS = 24  # of a regression
@@ -76,6 +76,15 @@ class Growth(LayerRule):
 
     name = "growth"
     codes = ("ATT504",)
+    remembers = frozenset({"steps", "levels", "highest", "seen", "fired"})
+
+    def sound(self, state: State) -> bool:
+        """Whether each record has a step and a level of each head, and there are no more than it keeps."""
+        levels, heads = state["levels"], len(state["highest"])
+        if not isinstance(levels, list) or len(levels) > POINTS * COARSE:
+            return False
+        lists = ((state["steps"], len(levels)), (state["highest"], heads), *((each, heads) for each in levels))
+        return are_numbers([state["seen"], state["fired"]], 2) and all(are_numbers(*each) for each in lists)
 
     def start(self, layer: LayerRecord, step: int) -> State:
         """No records."""

@@ -5,7 +5,7 @@ The product is taken before softcap, bias and mask: an ALiBi bias makes logits o
 
 import torch
 
-from attemper.monitor.alarms.layer_rule import RECEDED, LayerRule, State, alarm, crosses, heads_of
+from attemper.monitor.alarms.layer_rule import RECEDED, LayerRule, State, alarm, are_numbers, crosses, heads_of
 from attemper.monitor.records import Alarm, LayerRecord
 
 _ADVICE = {
@@ -29,6 +29,12 @@ class LargeLogits(LayerRule):
 
     name = "large-logits"
     codes = ("ATT501", "ATT502", "ATT503")
+
+    remembers = frozenset({"fired", "low"})
+
+    def sound(self, state: State) -> bool:
+        """Whether there are three numbers each."""
+        return all(are_numbers(each, len(self.codes)) for each in state.values())
 
     def start(self, layer: LayerRecord, step: int) -> State:
         """Nothing has fired, nothing was low."""

@@ -4,6 +4,7 @@ What it must hold: a state is numbers and lists, so that a checkpoint can hold i
 and a look takes no more operations on tensors than it must; no rule speaks at every step, however long what it found goes on.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import isfinite
@@ -24,12 +25,13 @@ class LayerRule(ABC):
     """One rule, with a state for each layer and call.
 
     Attributes:
-        name: under which a checkpoint keeps its states. codes: that it can give.
+        name: under which a checkpoint keeps its states. codes: that it can give. remembers: what a state holds, by name.
         states: by (layer, call).
     """
 
     name: str
     codes: tuple[str, ...]
+    remembers: frozenset[str]
 
     def __init__(self, limits: AlarmThresholds) -> None:
         self.limits = limits
@@ -47,6 +49,24 @@ class LayerRule(ABC):
         """Whether a state is about as many heads as the layer has, where it counts heads: a model may have changed."""
         return True
 
+    def restored(self, saved: Any) -> State:
+        """A copy of a state out of a checkpoint. Nothing comes in on which a later look would fail, which would end the run.
+
+        Args:
+            saved: what a checkpoint has in its place.
+
+        Raises:
+            ValueError, TypeError: it is no state of this rule.
+        """
+        state = dict(saved)
+        if state.keys() != self.remembers or not self.sound(state):
+            raise ValueError("no state of this rule")
+        return copy.deepcopy(state)
+
+    @abstractmethod
+    def sound(self, state: State) -> bool:
+        """Whether what a state holds is of the kind that this rule keeps there."""
+
     @abstractmethod
     def start(self, layer: LayerRecord, step: int) -> State:
         """What is remembered of a layer before its first record is judged."""
@@ -54,6 +74,15 @@ class LayerRule(ABC):
     @abstractmethod
     def judge(self, layer: LayerRecord, step: int, state: State) -> list[Alarm]:
         """The alarms of one layer at one logged step; the state is changed in place."""
+
+
+def are_numbers(given: Any, count: int) -> bool:
+    """Whether it is a list of so many numbers that float64 can hold."""
+    return isinstance(given, list) and len(given) == count and all(map(_is_number, given))
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, float) or (isinstance(given, int) and -(2**63) <= given < 2**63)
 
 
 def crosses(value: float, threshold: float, fired: float) -> tuple[bool, float]:

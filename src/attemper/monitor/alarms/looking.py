@@ -60,8 +60,11 @@ class Alarms:
         if not isinstance(state, Mapping) or set(state) != {rule.name for rule in self._rules}:
             given = ", ".join(map(repr, state)) if isinstance(state, Mapping) else type(state).__name__
             raise ArgumentError("state", given, expected)
+        found = []
         for rule in self._rules:
             try:
-                rule.states = {(entry["layer"], entry["call"]): dict(copy.deepcopy(entry["state"])) for entry in state[rule.name]}
-            except (KeyError, TypeError, ValueError) as error:
+                found.append({(str(each["layer"]), int(each["call"])): rule.restored(each["state"]) for each in state[rule.name]})
+            except (LookupError, TypeError, ValueError, OverflowError) as error:
                 raise ArgumentError("state", f"a dictionary with a fault under {rule.name!r} ({error!r})", expected) from error
+        for rule, states in zip(self._rules, found, strict=True):  # all of them or none
+            rule.states = states

@@ -1,6 +1,6 @@
 """ATT507: a head has logits that are NaN or infinite."""
 
-from attemper.monitor.alarms.layer_rule import AGAIN, CLEAN, LayerRule, State, alarm, heads_of
+from attemper.monitor.alarms.layer_rule import AGAIN, CLEAN, LayerRule, State, alarm, are_numbers, heads_of
 from attemper.monitor.records import Alarm, LayerRecord
 
 
@@ -13,6 +13,12 @@ class NonfiniteLogits(LayerRule):
 
     name = "nonfinite-logits"
     codes = ("ATT507",)
+
+    remembers = frozenset({"fired", "clean"})
+
+    def sound(self, state: State) -> bool:
+        """Whether there are two numbers a head."""
+        return all(are_numbers(each, len(state["fired"])) for each in state.values())
 
     def start(self, layer: LayerRecord, step: int) -> State:
         """Nothing has fired."""

@@ -1,6 +1,6 @@
 """ATT508: W_q and W_k outgrow W_v: what makes the logits runs away from the rest of the layer."""
 
-from attemper.monitor.alarms.layer_rule import LayerRule, State, alarm, crosses
+from attemper.monitor.alarms.layer_rule import LayerRule, State, alarm, are_numbers, crosses
 from attemper.monitor.records import Alarm, LayerRecord
 
 
@@ -12,6 +12,12 @@ class NormGrowth(LayerRule):
 
     name = "norm-growth"
     codes = ("ATT508",)
+
+    remembers = frozenset({"fired", "first", "at"})
+
+    def sound(self, state: State) -> bool:
+        """Whether all are numbers."""
+        return are_numbers(list(state.values()), len(self.remembers))
 
     def start(self, layer: LayerRecord, step: int) -> State:
         """No ratio is known."""

@@ -17,7 +17,7 @@ from attemper.monitor.alarms import Alarms, AlarmThresholds
 from attemper.monitor.alarms.growth import COARSE, POINTS, trend
 from attemper.monitor.alarms.looking import CODES
 from attemper.monitor.alarms.thresholds import ALARM_THRESHOLDS
-from tests.monitor.series import layer, record
+from tests.monitor.series import layer, record, stats
 
 
 def run(layers: Iterable[LayerRecord], alarms: Alarms | None = None, start: int = 0, every: int = 1) -> list[Alarm]:
@@ -234,6 +234,33 @@ class TestNorms:
 
     def test_norms_that_grow_together_are_no_matter(self) -> None:
         assert not run([layer((3.0,), norms=(2.0 * step, 3.0 * step, 5.0 * step)) for step in range(1, 100)])
+
+
+@pytest.mark.parametrize("odd", [-math.inf, math.inf, math.nan], ids=["no rows", "overflow", "NaN"])
+@pytest.mark.parametrize("other", [False, True], ids=["alone", "beside another head"])
+def test_one_odd_record_does_not_hide_growth(odd: float, other: bool) -> None:
+    def run_with(values: Iterable[float]) -> list[tuple[str, int]]:
+        layers = [layer((value, 20.0)[: 1 + other], name="a") for value in values]
+        return [step for code, step in told(run(layers)) if code == "ATT504"]
+
+    values = [20.0] * 40 + [20.0 * 2 ** (step / 24) for step in range(160)]
+    (expected,) = run_with(values)
+    (found,) = run_with([*values[:5], odd, *values[5:]])
+    # A nought beside another head is remembered, and waited for until it leaves the window.
+    assert expected + 1 <= found <= expected + COARSE
+
+
+def test_a_layer_without_rows_recedes_from_nothing() -> None:
+    growing = [2.0 ** (1 + step / 12) for step in range(110)]
+    first = told(run(maxima(growing)))
+    at = next(step for code, step in first if code == "ATT504") + 1
+    assert [each for each in told(run(maxima([*growing[:at], -math.inf, *growing[at:]]))) if each[0] == "ATT504"] == [
+        ("ATT504", step + (step >= at)) for code, step in first if code == "ATT504"
+    ]
+
+
+def test_a_layer_without_heads() -> None:
+    assert not run([LayerRecord("a", 0, stats(()), torch.zeros(0, dtype=torch.float64))] * 3)
 
 
 def test_a_restart_does_not_tell_anything_twice() -> None:

@@ -11,6 +11,7 @@ log2 of the maximum is regressed on the step, over the last 24 records and over 
 It is told if the head stands at `growth-floor` or above and the line reaches the next size within `growth-horizon` steps.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -96,8 +97,11 @@ class Growth(LayerRule):
 
     def judge(self, layer: LayerRecord, step: int, state: State) -> list[Alarm]:
         """At most one alarm, of the head that is there first."""
+        largest = float(layer.scaled_max.max()) if layer.stats.heads else -torch.inf
+        if not math.isfinite(largest):  # no rows, or an overflow: in what is remembered it would hide growth for ever
+            return []
         self._remember(layer, step, state)
-        largest, seen, records = float(layer.scaled_max.max()), state["seen"], len(state["steps"])
+        seen, records = state["seen"], len(state["steps"])
         if largest < state["fired"] * RECEDED:
             state["fired"] = 0.0
         if largest < self.limits.growth_floor:
@@ -121,7 +125,7 @@ class Growth(LayerRule):
             state["highest"] = torch.tensor([state["highest"], levels[0]], dtype=torch.float64).amax(0).tolist()
             del steps[0], levels[0]
         steps.append(step)
-        levels.append(layer.scaled_max.double().log2().tolist())
+        levels.append(layer.scaled_max.double().clamp(min=0.0).log2().tolist())  # of a head without rows as of noughts
         state["seen"] += 1
 
     def _found(self, layer: LayerRecord, step: int, state: State, steps: Tensor, levels: Tensor, before: Tensor) -> list[Alarm]:

@@ -7,10 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.utils import parametrizations, prune
 
 import attemper
 from attemper.monitor.weight_norms import ProjectionNorms
-from attemper.weights import find_projections
+from attemper.weights import find_projections, spectral_reparam
 from tests.capture.architectures import ARCHITECTURES, build
 
 pytest.importorskip("transformers")
@@ -105,6 +106,62 @@ def test_other_types_are_summed_in_float32(dtype: torch.dtype) -> None:
     found = norms_of(model, "a")["a"]
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, torch.tensor(expected(list(model["a"].in_proj_weight.chunk(3)))), rtol=1e-5, atol=0)
+
+
+def projection(model: nn.Module, name: str) -> Any:
+    """Of the queries, or of queries, keys and values."""
+    attention = model.get_submodule(name)
+    return attention.c_attn if hasattr(attention, "c_attn") else attention.q_proj
+
+
+def put(model: nn.Module, name: str, weight: Tensor) -> None:
+    projection(model, name).weight = nn.Parameter(weight, requires_grad=False)
+
+
+def remove(model: nn.Module, name: str) -> None:
+    parent, _, child = name.rpartition(".")
+    delattr(model.get_submodule(parent), child)
+
+
+CHANGES = {
+    "weight norm": lambda model, name: parametrizations.weight_norm(projection(model, name)),
+    "weight norm by hooks": lambda model, name: nn.utils.weight_norm(projection(model, name)),
+    "pruned": lambda model, name: prune.l1_unstructured(projection(model, name), "weight", 0.5),
+    "smaller": lambda model, name: put(model, name, torch.ones(4, 4)),
+    "flat": lambda model, name: put(model, name, torch.ones(0)),
+    "int8": lambda model, name: put(model, name, projection(model, name).weight.to(torch.int8)),
+    "float8": lambda model, name: put(model, name, projection(model, name).weight.to(torch.float8_e4m3fn)),
+    "meta": lambda model, name: projection(model, name).to("meta"),
+    "gone": remove,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_projection_that_is_no_longer_what_it_was_has_none(name: str, change: str) -> None:
+    """And ends no run, whether it changed before or after the first measurement."""
+    model, _ = build(name)
+    first, second = [place for place, _ in model.named_modules() if place.endswith((".attn", ".self_attn"))][:2]
+    norms = ProjectionNorms(model, [first, second])
+    before = norms.measure()
+    assert before[first] is not None
+    CHANGES[change](model, first)
+    for after in (norms.measure(), norms_of(model, first, second)):
+        assert after[first] is None
+        assert torch.equal(after[second], before[second])  # pyrefly: ignore
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_under_sigma_reparam_goes_on() -> None:
+    model, inputs = build("llama")
+    spectral_reparam(model)
+    with attemper.watch(model.train()) as watching:
+        model(**inputs)
+        record = watching.step()
+    assert record is not None
+    assert [layer.norms for layer in record.layers] == [None] * len(record.layers)
+    assert record.layers
 
 
 @pytest.mark.parametrize("dim", [0, 1])

@@ -2,7 +2,8 @@
 
 What it must hold: where the projections lie is found once; each measurement reads every matrix once, copies none, waits for no
 device, and gives the norm of the whole matrix where ranks hold parts of it (DTensor: FSDP2, tensor parallel). Behind QK-norm the
-norms of the projections have no effect on the logits, and are not given.
+norms of the projections have no effect on the logits, and are not given. Nor are they where a projection is no parameter of the
+size that it had, or has no numbers: reparametrised, pruned, quantised, replaced, on the meta device. No such change ends a run.
 """
 
 import functools
@@ -15,16 +16,21 @@ from torch import Tensor, nn
 
 from attemper.errors import UnsupportedError
 from attemper.weights.families import projections_of, value_weight
-from attemper.weights.layout import Projections
+
+_SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Some outputs of one matrix: parameter, along which dimension its outputs lie, and which they are (None: all)."""
+    """Some outputs of one matrix: parameter, along which dimension its outputs lie, and which they are (None: all).
+
+    `shape` is that of the matrix as it was found.
+    """
 
     parameter: str
     dim: int
     features: Tensor | None
+    shape: torch.Size
 
     @functools.cached_property
     def columns(self) -> slice | None:
@@ -57,12 +63,13 @@ class ProjectionNorms:
         """
         return {name: None if parts is None else self._norms(name, parts) for name, parts in self._parts.items()}
 
-    def _norms(self, name: str, parts: tuple[_Part, ...]) -> Tensor:
-        module = self._model.get_submodule(name)
+    def _norms(self, name: str, parts: tuple[_Part, ...]) -> Tensor | None:
         squares: dict[str, Tensor] = {}  # of each output, since q, k and v may lie in one matrix
         norms = []
         for part in parts:
-            weight = module.get_parameter(part.parameter)
+            weight = _matrix(self._model, name, part.parameter)
+            if weight is None or weight.is_meta or weight.shape != part.shape:
+                return None
             if part.columns is not None and not hasattr(weight, "full_tensor"):
                 # Down the columns torch's norm takes three times as long as along the rows.
                 of_rows = torch.linalg.vector_norm(weight[:, part.columns], dim=1, dtype=_wide(weight))
@@ -79,27 +86,30 @@ def _parts(model: nn.Module, name: str) -> tuple[_Part, ...] | None:
     """q, k and v; None where one of them is not known, or norms stand behind q and k."""
     try:
         projections = projections_of(model, name)
-    except (AttributeError, UnsupportedError):  # no such module, or a layout that no row of the table fits
+        value = None if projections is None else value_weight(model.get_submodule(name), projections)
+    except (AttributeError, UnsupportedError):  # no such module or parameter, or a layout that no row of the table fits
         return None
     if projections is None or projections.query.dim is None or projections.key is None or projections.key.dim is None:
         return None
-    module = model.get_submodule(name)
-    value = value_weight(module, projections)
-    if value is None or not all(_is_matrix(module, each) for each in (*_names(projections), value[0])):
+    if value is None:
         return None
-    query, key = (
-        _Part(heads.parameters[0], heads.dim or 0, heads.features.flatten()) for heads in (projections.query, projections.key)
-    )
-    return query, key, _Part(value[0], projections.key.dim, value[1])
+    found = [(heads.parameters[0], heads.dim or 0, heads.features.flatten()) for heads in (projections.query, projections.key)]
+    parts = []
+    for parameter, dim, features in (*found, (value[0], projections.key.dim, value[1])):
+        weight = _matrix(model, name, parameter)
+        if weight is None:
+            return None
+        parts.append(_Part(parameter, dim, features, weight.shape))
+    return tuple(parts)
 
 
-def _names(projections: Projections) -> list[str]:
-    return [heads.parameters[0] for heads in (projections.query, projections.key) if heads is not None]
-
-
-def _is_matrix(module: nn.Module, name: str) -> bool:
-    parameter = module.get_parameter(name)
-    return parameter.ndim == 2 and parameter.is_floating_point()
+def _matrix(model: nn.Module, module: str, name: str) -> Tensor | None:
+    """A parameter of a module, if there is one that is a matrix of numbers that can be summed."""
+    try:
+        parameter = model.get_submodule(module).get_parameter(name)
+    except AttributeError:  # gone, or computed from others
+        return None
+    return parameter if parameter.ndim == 2 and parameter.dtype in _SUMMED else None
 
 
 def _squares(weight: Tensor, dim: int) -> Tensor:

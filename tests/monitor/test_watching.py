@@ -14,7 +14,7 @@ import attemper
 from attemper.errors import ArgumentError, UnsupportedError
 from attemper.monitor import Alarm, LayerRecord, StepRecord, Watch
 from attemper.monitor.measuring import Measured, Taken, measure
-from attemper.stats import HeadStats, RowStats
+from attemper.stats import HeadStats, RowStats, histograms
 
 LAYERS, HEADS, TOKENS, BATCH = 3, 4, 13, 5
 ATTENTION = [f"model.layers.{layer}.self_attn" for layer in range(LAYERS)]
@@ -599,3 +599,23 @@ def test_a_learned_scale_is_in_the_scaled_maximum() -> None:
     torch.testing.assert_close(layer.scaled_max, (products * scale.abs().double()).detach(), rtol=1e-5, atol=0)
     assert float(layer.stats.max.max()) < 0.3
     assert isinstance(layer, LayerRecord)
+
+
+def test_the_default_device_has_no_say() -> None:
+    """`torch.set_default_device` is where a script makes its tensors, not where records lie."""
+    model = nn.MultiheadAttention(16, 4)
+    inputs = [factor * torch.ones(6, 2, 16) for factor in range(1, 41)]
+
+    def run() -> tuple[dict[str, Any], Any]:
+        histograms._logit_cells.cache_clear()
+        histograms._share_cells.cache_clear()
+        with attemper.watch(model, alarms={"growth-floor": 1e-6}) as watching:
+            for each in inputs:
+                model(each, each, each, need_weights=False)
+                record = logged(watching.step())
+            restored = HeadStats.from_dict(record.layers[0].stats.to_dict())
+            return restored.to_dict(), (record.layers[0].norms, watching.state_dict()["alarms"])
+
+    expected = run()
+    with torch.device("meta"):
+        assert run() == expected

@@ -66,6 +66,9 @@ def test_each_layout(name: str) -> None:
         wanted = expected(parts(model.get_submodule(place), model.config))
         torch.testing.assert_close(found[place], torch.tensor(wanted), rtol=1e-5, atol=0)
         assert len(set(wanted)) == 3
+    with torch.device("meta"):  # a default device has no say
+        again = norms_of(model, *places)
+    assert all(torch.equal(again[place], found[place]) for place in places)  # pyrefly: ignore
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -40,7 +40,7 @@ class Token:
     """What a module carries. A copy of it, by copy.deepcopy or pickle, carries None: its calls are no calls of this module."""
 
     def __init__(self, key: int) -> None:
-        self.tensor = torch.tensor([key, 0])
+        self.tensor = torch.tensor([key, 0], device="cpu")
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()

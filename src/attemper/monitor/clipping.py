@@ -110,7 +110,7 @@ class QKClip:
             )
         self._warned: set[str] = set()
         self.clipped, self.min_factor, self.skipped, self.smallest = 0, 1.0, 0, 1.0
-        self.total = {name: torch.zeros(one.heads, dtype=torch.int64) for name, one in self._layouts.items()}
+        self.total = {name: torch.zeros(one.heads, dtype=torch.int64, device="cpu") for name, one in self._layouts.items()}
         self.nonfinite = dict.fromkeys(self._layouts, 0)
         self._watch, self._own = (watch, None) if watch is not None else _watch_of(model)
         _check_watch(self._watch)

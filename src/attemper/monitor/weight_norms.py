@@ -40,7 +40,8 @@ class _Part:
         if self.features is None:
             return slice(None)
         first, count = int(self.features[0]), len(self.features)
-        return slice(first, first + count) if torch.equal(self.features.cpu(), torch.arange(first, first + count)) else None
+        following = torch.arange(first, first + count, device=self.features.device)
+        return slice(first, first + count) if torch.equal(self.features, following) else None
 
 
 class ProjectionNorms:

@@ -277,9 +277,10 @@ class HeadStats:
         """
         try:
             heads = int(data["heads"])
-            counts = torch.tensor([data["counts"][name] for name in _COUNTS], dtype=torch.int64)
-            extremes = torch.tensor([[float(x) for x in data["extremes"][name]] for name in _EXTREMES], dtype=torch.float64)
-            sums = torch.tensor([[float(x) for x in data["sums"][name]] for name in _SUMS], dtype=torch.float64)
+            counts = torch.tensor([data["counts"][name] for name in _COUNTS], dtype=torch.int64, device="cpu")
+            kind: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
+            extremes = torch.tensor([[float(x) for x in data["extremes"][name]] for name in _EXTREMES], **kind)
+            sums = torch.tensor([[float(x) for x in data["sums"][name]] for name in _SUMS], **kind)
             histograms = {name: _dense(data["histograms"][name], len(edges) + 1) for name, edges in HISTOGRAM_EDGES.items()}
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ArgumentError("data", f"a dictionary with a fault ({error!r})", "what HeadStats.to_dict returned") from error
@@ -364,7 +365,7 @@ def _largest(values: Tensor) -> Tensor:
 
 
 def _dense(heads: list[list[tuple[int, int]]], bins: int) -> Tensor:
-    histogram = torch.zeros(len(heads), bins, dtype=torch.int64)
+    histogram = torch.zeros(len(heads), bins, dtype=torch.int64, device="cpu")
     for head, entries in enumerate(heads):
         for i, n in entries:
             if not 0 <= i < bins:

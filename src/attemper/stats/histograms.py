@@ -2,7 +2,7 @@
 
 What it must hold:
 - bin i holds values in [edge i − 1, edge i) to the last bit, whatever the dtype of the values;
-- nothing waits for the device: no boolean index, no bincount;
+- nothing waits for the device: no boolean index, no bincount; torch's default device has no say;
 - it is cheap: a search among the edges takes seven times as long as two look-ups in a table.
 """
 
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 # Logits: eighths of an octave between 2^-4 and 2^17 on both sides of zero, so a quantile is known within 9 %.
-_OCTAVES = torch.pow(2.0, torch.arange(-32, 137, dtype=torch.float64) / 8)
-_LOGIT_EDGES = torch.cat([-_OCTAVES.flip(0), torch.zeros(1, dtype=torch.float64), _OCTAVES])
+_OCTAVES = torch.pow(2.0, torch.arange(-32, 137, dtype=torch.float64, device="cpu") / 8)
+_LOGIT_EDGES = torch.cat([-_OCTAVES.flip(0), _OCTAVES.new_zeros(1), _OCTAVES])
 # Shares: hundredths. Whole numbers divided, not a linspace, so that 0.99 is the double nearest to it.
-_SHARE_EDGES = torch.arange(1, 100, dtype=torch.float64) / 100
+_SHARE_EDGES = torch.arange(1, 100, dtype=torch.float64, device="cpu") / 100
 HISTOGRAM_EDGES = {"max": _LOGIT_EDGES, "centred_max": _LOGIT_EDGES, "normalized_entropy": _SHARE_EDGES, "peak": _SHARE_EDGES}
 SHARES = ("normalized_entropy", "peak")
 
@@ -97,7 +97,7 @@ def cells_of(name: str, dtype: torch.dtype, device: torch.device) -> Cells:
 def _logit_cells(dtype: torch.dtype, device: torch.device) -> Cells:
     integer, size = _BITS[dtype]
     free = 8 * dtype.itemsize - size
-    cells = torch.arange(2**size, dtype=torch.int64)
+    cells = torch.arange(2**size, dtype=torch.int64, device="cpu")
     negative = cells >= 2 ** (size - 1)
     first = (cells - negative * 2**size) << free
     least = first + torch.where(negative, 2**free, 1)
@@ -108,6 +108,6 @@ def _logit_cells(dtype: torch.dtype, device: torch.device) -> Cells:
 
 @functools.lru_cache(maxsize=32)
 def _share_cells(dtype: torch.dtype, device: torch.device) -> Cells:
-    least = torch.arange(_SHARE_CELLS, dtype=torch.float64) / _SHARE_CELLS
+    least = torch.arange(_SHARE_CELLS, dtype=torch.float64, device="cpu") / _SHARE_CELLS
     least[0] = -math.inf
     return Cells.beginning(least, _SHARE_EDGES, dtype, device)

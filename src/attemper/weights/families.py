@@ -22,20 +22,20 @@ Split = Callable[[nn.Module, int, int, int], tuple[Tensor, Tensor]]  # attention
 def _blocks(module: nn.Module, outputs: int, heads: int, width: int) -> tuple[Tensor, Tensor]:
     """[q of all heads; k of the key heads; v of as many]."""
     key_heads = (outputs // width - heads) // 2
-    features = torch.arange(outputs).view(-1, width)
+    features = torch.arange(outputs, device="cpu").view(-1, width)
     return features[:heads], features[heads : heads + key_heads]
 
 
 def _by_head(module: nn.Module, outputs: int, heads: int, width: int) -> tuple[Tensor, Tensor]:
     """[heads, (q, k, v), d]."""
-    features = torch.arange(outputs).view(heads, 3, width)
+    features = torch.arange(outputs, device="cpu").view(heads, 3, width)
     return features[:, 0], features[:, 1]
 
 
 def _by_group(module: nn.Module, outputs: int, heads: int, width: int) -> tuple[Tensor, Tensor]:
     """[key heads, (its q's, k, v), d]: falcon's three layouts, in which one key head, or one for each head, are the limits."""
     key_heads = (outputs // width - heads) // 2
-    features = torch.arange(outputs).view(key_heads, heads // key_heads + 2, width)
+    features = torch.arange(outputs, device="cpu").view(key_heads, heads // key_heads + 2, width)
     return features[:, :-2].reshape(-1, width), features[:, -2]
 
 
@@ -46,7 +46,7 @@ def _by_multi_query(module: nn.Module, outputs: int, heads: int, width: int) -> 
 
 def _by_shard(module: nn.Module, outputs: int, heads: int, width: int) -> tuple[Tensor, Tensor]:
     """CodeGen: [4 shards, (q, v, k), its heads, d]."""
-    features = torch.arange(outputs).view(_number((module,), ("mp_num",)) or 4, 3, -1)
+    features = torch.arange(outputs, device="cpu").view(_number((module,), ("mp_num",)) or 4, 3, -1)
     return features[:, 0].reshape(heads, width), features[:, 2].reshape(heads, width)
 
 
@@ -196,7 +196,7 @@ def value_weight(module: nn.Module, projections: Projections) -> tuple[str, Tens
     if key is not None and query.dim is not None and key.dim is not None:
         # Fused with q and k, or, as in MLA and in GPT-2's cross attention, with k alone: what is left of the outputs.
         name = key.parameters[0]
-        others = torch.ones(module.get_parameter(name).shape[key.dim], dtype=torch.bool)
+        others = torch.ones(module.get_parameter(name).shape[key.dim], dtype=torch.bool, device="cpu")
         for heads in (query, key):
             if heads.parameters[0] == name:
                 others[heads.features.flatten()] = False
@@ -241,7 +241,7 @@ def _described(name: str, module: nn.Module, family: Family, config: Any) -> Pro
     if family.split is not None and fused:
         q_features, k_features = family.split(module, _outputs(query), heads, width)
     else:  # q may be followed by a gate, as in qwen3_next, or k by v
-        q_features = torch.arange(heads * width).view(heads, width)
+        q_features = torch.arange(heads * width, device="cpu").view(heads, width)
         k_features = None if key is None else _rows(_outputs(key) // (2 if cross else 1), width)
     q_heads = Heads(_parameters(query_name, query), q_features, _dim(query))
     k_heads = None if key is None or k_features is None else Heads(_parameters(family.key, key), k_features, _dim(key))
@@ -390,4 +390,4 @@ def _parameters(name: str, projection: nn.Module) -> tuple[str, ...]:
 
 
 def _rows(outputs: int, width: int) -> Tensor:
-    return torch.arange(outputs).view(-1, width)
+    return torch.arange(outputs, device="cpu").view(-1, width)

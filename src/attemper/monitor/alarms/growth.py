@@ -12,7 +12,7 @@ It is told if the head stands at `growth-floor` or above and the line reaches th
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -122,7 +122,7 @@ class Growth(LayerRule):
         while steps and steps[-1] >= step:  # a run that went back to a checkpoint does some steps again
             del steps[-1], levels[-1]
         if len(steps) == POINTS * COARSE:
-            state["highest"] = torch.tensor([state["highest"], levels[0]], dtype=torch.float64).amax(0).tolist()
+            state["highest"] = _numbers([state["highest"], levels[0]]).amax(0).tolist()
             del steps[0], levels[0]
         steps.append(step)
         levels.append(layer.scaled_max.double().clamp(min=0.0).log2().tolist())  # of a head without rows as of noughts
@@ -130,8 +130,8 @@ class Growth(LayerRule):
 
     def _found(self, layer: LayerRecord, step: int, state: State, steps: Tensor, levels: Tensor, before: Tensor) -> list[Alarm]:
         line = trend(steps, levels)
-        value, sizes = layer.scaled_max, torch.tensor([self.limits.hurting_logit, self.limits.diverging_logit])
-        size = torch.where(value < sizes[0], sizes[0], sizes[1]).double()
+        value, sizes = layer.scaled_max, _numbers([self.limits.hurting_logit, self.limits.diverging_logit])
+        size = torch.where(value < sizes[0], sizes[0], sizes[1])
         left = (size.log2() - line.now) / line.slope - (step - steps[-1])
         grows = (line.certainty >= self.limits.growth_certainty) & (line.rise >= _RISE) & (line.keeps >= _KEEPS)
         grows &= line.now > before + _ABOVE
@@ -168,8 +168,12 @@ class Growth(LayerRule):
 
 def _tensors(state: State) -> tuple[Tensor, Tensor, Tensor]:
     """Steps, [records], levels, [records, heads], and the highest before them, [heads], in float64."""
-    steps, levels, highest = (torch.tensor(state[name], dtype=torch.float64) for name in ("steps", "levels", "highest"))
+    steps, levels, highest = (_numbers(state[name]) for name in ("steps", "levels", "highest"))
     return steps, levels, highest
+
+
+def _numbers(values: list[Any]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device="cpu")  # where records are, whatever the default device
 
 
 def _line(steps: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:

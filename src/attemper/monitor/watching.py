@@ -258,7 +258,7 @@ class Watch:
             ArgumentError: it is not what `state_dict` gives.
         """
         number = state.get("next") if isinstance(state, Mapping) else None
-        if not isinstance(number, int) or number < 0 or "alarms" not in state:
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**63 or "alarms" not in state:
             raise ArgumentError("state", repr(state)[:80], "what Watch.state_dict gave")
         self._reduce()
         self.settings.alarms.load_state_dict(state["alarms"])

@@ -24,7 +24,9 @@ def reduced(of_heads: RowsByHead) -> tuple[HeadStats, Tensor] | None:
         return None
     if cpu.refusal((lse, entropy, rest, real)) or not (real is None or real.dtype is torch.bool):
         return None
-    if not lse.dtype is entropy.dtype is rest.dtype or lse.dtype not in _CODES or not lse.shape == entropy.shape == rest.shape[1:]:
+    if not lse.dtype is entropy.dtype is rest.dtype or lse.dtype not in _CODES:
+        return None
+    if not lse.shape == entropy.shape == rest.shape[1:]:
         return None
     lse, entropy, rest = (each if each.stride(-1) == 1 else each.contiguous() for each in (lse, entropy, rest))
     real = None if real is None else real.expand(lse.shape).contiguous()

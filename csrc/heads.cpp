@@ -35,7 +35,7 @@ struct CellsOf<double> {
   static constexpr int kBits = 15;
 };
 
-// How many of the edges are at or below a number, as _bin_of_logit and _bin_of_share find it.
+// How many of the edges are at or below a number, as Cells.bins finds it.
 template <class Real>
 int64_t bin_of_logit(const int64_t* below, const Real* edge, Real value) {
   typename CellsOf<Real>::Bits bits;

@@ -33,28 +33,26 @@ def histogram(name: str, values: Tensor, taken: Tensor) -> Tensor:
         values: [heads, rows], float32 or float64.
         taken: int64 [heads, rows], 1 where a value counts, else 0; there it may be NaN.
     """
-    cells = cells_of(name, values.dtype, values.device)
-    bins = _bin_of_share(values, cells) if name in SHARES else _bin_of_logit(values, cells)
+    cells = _cells_of_shares(values) if name in SHARES else _cells_of_logits(values)
+    bins = cells_of(name, values.dtype, values.device).bins(cells, values)
     counts = torch.zeros(values.shape[0], len(HISTOGRAM_EDGES[name]) + 1, dtype=torch.int64, device=values.device)
     return counts.scatter_add_(1, bins, taken)
 
 
-def _bin_of_logit(values: Tensor, of: "Cells") -> Tensor:
-    """How many of the edges are at or below each value; any of the bins for a NaN.
+def _cells_of_logits(values: Tensor) -> Tensor:
+    """The cell in which each value lies; any of them for a NaN.
 
     Cells are eighths of an octave cut evenly, edges lie at 2^(k/8). Of both signs a cell has the end that is further from zero
     and not the other one (hence − 1), so none has two edges.
     """
     integer, size = _BITS[values.dtype]
     bits = (values + 0.0).view(integer) - 1  # + 0.0: the negative zero becomes the other one, whose cell is the last
-    cells = (bits >> (8 * values.itemsize - size)) & (2**size - 1)
-    return of.bins(cells, values)
+    return (bits >> (8 * values.itemsize - size)) & (2**size - 1)
 
 
-def _bin_of_share(values: Tensor, of: "Cells") -> Tensor:
+def _cells_of_shares(values: Tensor) -> Tensor:
     """The same over hundredths, of which a 128th has no two. Times 128 nothing rounds."""
-    cells = (values * _SHARE_CELLS).nan_to_num_(nan=0.0).clamp_(0.0, _SHARE_CELLS - 1.0).to(torch.int32)
-    return of.bins(cells, values)
+    return (values * _SHARE_CELLS).nan_to_num_(nan=0.0).clamp_(0.0, _SHARE_CELLS - 1.0).to(torch.int32)
 
 
 class Cells(NamedTuple):

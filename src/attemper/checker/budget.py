@@ -1,7 +1,5 @@
 """How much memory the process takes, and how much it may take (`--max-memory`)."""
 
-import contextlib
-import ctypes
 import re
 import sys
 from dataclasses import dataclass
@@ -57,12 +55,6 @@ def resident() -> int:
         raise UnsupportedError("--max-memory: this system does not tell what a process takes; leave it out") from None
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
-
-
-def give_back() -> None:
-    """Hand freed memory back to the system. glibc keeps blocks below 32 MB, in pieces that the next layer does not fit."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library keeps less
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from attemper.checker.budget import Budget, give_back
+from attemper.checker.budget import Budget
 from attemper.errors import LoadError, UnsupportedError
+from attemper.memory import give_back
 
 # What a tensor tells of itself without a look at its numbers.
 _TOLD = frozenset(

@@ -18,7 +18,6 @@ from attemper.errors import LoadError, in_one_line
 from attemper.lab.arithmetic import LossScale, computing
 from attemper.lab.config import RunConfig
 from attemper.lab.identity import run_id
-from attemper.lab.memory import PeakMemory
 from attemper.lab.models import attention_layers, build, logits_times
 from attemper.lab.optimisers import Optimisers
 from attemper.lab.room import memory_told
@@ -27,6 +26,7 @@ from attemper.lab.store.recorder import Recorder
 from attemper.lab.store.results import Evaluation, RunResult
 from attemper.lab.store.state import State, load, pack_optimisers, save, unpack_optimisers
 from attemper.lab.tasks import IGNORED, Batch, Task, load_task
+from attemper.memory import PeakMemory
 from attemper.monitor import QKClip, Watch, watch
 from attemper.nn.heads import lay_out
 

@@ -1,6 +1,7 @@
 """What the presets compute, against closed forms; and one sweep that is real."""
 
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from attemper.lab.comparing import paired
 from attemper.lab.further import NAME, further_rows
 from attemper.lab.presets import preset
 from attemper.lab.presets.bounded import HeadEntropy, entropy_bound
-from attemper.lab.presets.costs import costs
+from attemper.lab.presets.costs import BATCH, costs
 from attemper.lab.presets.logit_threshold import broken_at
 from attemper.lab.presets.lr_sensitivity import sensitivity
 from attemper.lab.presets.remedies import SIZES, roundings
@@ -101,6 +102,15 @@ def test_costs_have_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attemper.lab.presets.costs.MOST", 10)
     left_out = [row.attention for row in costs((7,), (5,), 1) if math.isnan(row.milliseconds)]
     assert left_out == ["additive, written out"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell the most that a process held")
+def test_memory_is_what_a_kind_needs_whatever_ran_before() -> None:
+    costs((300,), (32,), 1)
+    mib = {row.attention: row.mib for row in costs((512,), (32,), 1)}
+    one = 4 * BATCH * 512 * 512 / 2**20  # a logit for each pair, once
+    assert mib["additive, written out"] > 32 * one > mib["additive, in tiles"]
+    assert 16 * one > mib["dot, written out"] > one > mib["dot, attemper.attention"]
 
 
 def test_a_real_sweep_is_answered_and_its_measurement_kept(tmp_path: Path) -> None:

@@ -6,13 +6,23 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from attemper.lab.comparing import spread
+from attemper.lab.comparing import spread, told
 from attemper.lab.config import Model, Optimiser, RunConfig, Task
 from attemper.lab.presets.arms import USUAL, Arm, arm_of, head_width, seeded
 from attemper.lab.presets.costs import Cost, costs
 from attemper.lab.presets.grouping import grouped, validation_series
 from attemper.lab.presets.preset import Effort, Further, Preset
-from attemper.lab.presets.telling import NONE, against_base, compared_table, few_seeds, losses_told, signed, verdict, versus
+from attemper.lab.presets.telling import (
+    NONE,
+    against_base,
+    compared_table,
+    few_seeds,
+    losses_told,
+    number,
+    signed,
+    verdict,
+    versus,
+)
 from attemper.lab.store.results import RunResult
 from attemper.report.sweeps import Answer, Chart, Series, Table
 
@@ -102,7 +112,7 @@ def answer(results: Sequence[RunResult], rows: Sequence[Cost] = ()) -> Answer:
                 "dot-product in every arm."
             ),
             "Reversal is a matter of places: which attention is better for language is not shown.",
-            "Times are of one layer in float32 on this machine's CPU with one thread, and memory is the process's, in pages.",
+            "Times are of one layer in float32 on this machine's CPU with one thread, and memory is the process's.",
             few_seeds(arms),
         ),
     )
@@ -110,41 +120,37 @@ def answer(results: Sequence[RunResult], rows: Sequence[Cost] = ()) -> Answer:
 
 def _accuracies(arms: Mapping[Place, Sequence[RunResult]]) -> str:
     return "; ".join(
-        f"{key.arm} at {key.width} {spread([run.accuracy for run in found]).mean:.0%}" for key, found in arms.items()
+        f"{key.arm} at {key.width} {told(spread([run.accuracy for run in found]).mean, '.0%')}" for key, found in arms.items()
     )
 
 
 def _cost(rows: Sequence[Cost]) -> str:
-    if not rows:
-        return ""
-    n, d = max((row.n, row.d) for row in rows)
-    here = {row.attention: row for row in rows if (row.n, row.d) == (n, d)}
-    dot, additive = here.get("dot, written out"), here.get("additive, written out")
-    if dot is None or additive is None:
-        return ""
-    ratio = additive.milliseconds / dot.milliseconds
+    """What both cost at the largest size where both were measured; the plain additive layer is left out where it is too large."""
+    dot, additive = (
+        {(row.n, row.d): row for row in rows if row.attention == kind and math.isfinite(row.milliseconds)}
+        for kind in ("dot, written out", "additive, written out")
+    )
+    size = max(dot.keys() & additive.keys(), default=None)
+    if size is None:
+        return " What it costs was not measured beside the dot product." if rows else ""
+    ratio = additive[size].milliseconds / dot[size].milliseconds
     return (
-        f" Written out, at n = {n} and d = {d} it takes {ratio:.0f} times the time of the dot product, and "
-        f"{additive.mib:.0f} MiB "
-        f"against {dot.mib:.0f}."
+        f" Written out, at n = {size[0]} and d = {size[1]} it takes {ratio:.0f} times the time of the dot product, and "
+        f"{told(additive[size].mib, '.0f')} MiB against {told(dot[size].mib, '.0f')}."
     )
 
 
 def _costs_table(rows: Sequence[Cost]) -> Table:
     lines = tuple(
-        (row.attention, str(row.n), str(row.d), _or_left_out(row.milliseconds, ".2f"), _or_left_out(row.mib, ".1f"))
+        (row.attention, str(row.n), str(row.d), number(row.milliseconds, ".2f") or "left out", number(row.mib, ".1f"))
         for row in rows
     )
     note = (
         "One layer, forwards and backwards, with its projections of q and k; the median of rounds in which the kinds take turns. "
-        "MiB: how far the process's resident size rose; 0 where what it held already was enough. Left out: what would hold more "
-        "than 2 GiB."
+        "MiB: how far the process's resident size rose once freed memory was given back. "
+        "Left out: what would hold more than 2 GiB."
     )
     return Table("What it costs", ("attention", "n", "d", "ms", "MiB"), lines, note)
-
-
-def _or_left_out(value: float, form: str) -> str:
-    return "left out" if math.isnan(value) else f"{value:{form}}"
 
 
 def _chart(title: str, unit: str, rows: Sequence[Cost], of: Any) -> Chart:

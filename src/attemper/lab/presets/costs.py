@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attemper.lab.memory import PeakMemory
+from attemper.memory import PeakMemory, give_back
 from attemper.nn import AdditiveAttention
 from attemper.ops import attention
 
@@ -25,7 +25,8 @@ class Cost(NamedTuple):
 
     Attributes:
         attention: which, in words. n: queries, and keys. d: width, of the head or of the hidden layer.
-        milliseconds: median; NaN where it would hold too much. mib: how far the resident size of the process rose, at most.
+        milliseconds: median; NaN where it would hold too much. mib: how far the resident size of the process rose, at most;
+            NaN where it would hold too much or the system does not tell.
     """
 
     attention: str
@@ -96,8 +97,10 @@ def _written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _risen(work: Callable[[], None]) -> float:
+    work()  # what a first call sets up is not counted
+    give_back()
     with PeakMemory() as before:
         pass
     with PeakMemory() as during:
         work()
-    return max(0.0, during.mib - before.mib)
+    return during.mib - before.mib

@@ -18,7 +18,7 @@ from attemper.lab.presets.arms import RULES, TEXT_LIMIT, USUAL, arm_of, seeded, 
 from attemper.lab.presets.bounded import MEASURABLE, measured_rows
 from attemper.lab.presets.grouping import figure_series, grouped, validation_series
 from attemper.lab.presets.preset import Effort, Further, Preset
-from attemper.lab.presets.telling import few_seeds, losses_told, verdict, versus
+from attemper.lab.presets.telling import few_seeds, losses_told, number, verdict, versus
 from attemper.lab.store.results import RunResult
 from attemper.report.sweeps import Answer, Chart, Table
 
@@ -148,7 +148,7 @@ def _heads(arms: Mapping[Place, Sequence[RunResult]], of_run: Mapping[str, Seque
         for layer, head in sorted({(row.layer, row.head) for row in each}):
             here = [row for row in each if (row.layer, row.head) == (layer, head)]
             lines.append(
-                (key.arm, str(layer), str(head), *(f"{_mean(here, name):.3g}" for name in ("weights", "inputs", *_NAMES)))
+                (key.arm, str(layer), str(head), *(number(_mean(here, name), ".3g") for name in ("weights", "inputs", *_NAMES)))
             )
     return Table(
         "Head by head", ("rule", "layer", "head", "‖W_q·W_kᵀ‖₂", "‖X·Xᵀ‖₂", *_HEADER), tuple(lines), "Means over the seeds."

@@ -12,7 +12,7 @@ from attemper.lab.presets.arms import USUAL, Arm, arm_of, head_width, seeded, te
 from attemper.lab.presets.grouping import grouped, validation_series
 from attemper.lab.presets.preset import Effort, Further, Preset
 from attemper.lab.presets.remedies import Rounding, roundings
-from attemper.lab.presets.telling import NONE, against_base, compared_table, few_seeds, losses_told, verdict, versus
+from attemper.lab.presets.telling import NONE, against_base, compared_table, few_seeds, losses_told, number, verdict, versus
 from attemper.lab.store.results import RunResult
 from attemper.report.sweeps import Answer, Chart, Series, Table
 
@@ -165,7 +165,7 @@ def _failures(arms: Mapping[Place, Sequence[RunResult]]) -> Table:
 
 
 def _rounding_table(rows: Sequence[Rounding]) -> Table:
-    lines = tuple((row.remedy, f"{row.size:g}", f"{row.logit:.3g}", f"{row.broken:.0%}", f"{row.error:.2g}") for row in rows)
+    lines = tuple((row.remedy, f"{row.size:g}", f"{row.logit:.3g}", f"{row.broken:.0%}", number(row.error)) for row in rows)
     note = (
         "One head of d_k = 128 over 64 keys, with independent normal entries of q and k of the size given. "
         "Error: root mean square "

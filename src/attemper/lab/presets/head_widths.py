@@ -11,7 +11,7 @@ from attemper.lab.presets.arms import TEXT_LIMIT, Arm, arm_of, seeded, text_base
 from attemper.lab.presets.bounded import MEASURABLE, HeadEntropy, entropies
 from attemper.lab.presets.grouping import figure_series, grouped, validation_series
 from attemper.lab.presets.preset import Effort, Further, Preset
-from attemper.lab.presets.telling import NONE, against_base, compared_table, few_seeds, losses_told, signed, verdict
+from attemper.lab.presets.telling import NONE, against_base, compared_table, few_seeds, losses_told, number, signed, verdict
 from attemper.lab.store.results import RunResult
 from attemper.report.sweeps import Answer, Chart, Table
 
@@ -102,7 +102,7 @@ def _heads(arms: Mapping[Place, Sequence[RunResult]], rows: Sequence[HeadEntropy
     for key, found in arms.items():
         ids = {run.id for run in found}
         for head, width in sorted({(row.head, row.width) for row in rows if row.run in ids}):
-            entropies = (f"{_mean(rows, found, when, head):.3f}" for when in ("before", "after"))
+            entropies = (number(_mean(rows, found, when, head), ".3f") for when in ("before", "after"))
             lines.append((key.arm, str(head), str(width), *entropies))
     note = "Entropy over ln n of the last position, which sees all; mean over examples, layers and seeds."
     return Table("Entropy of the heads", ("heads", "head", "width", "before training", "after"), tuple(lines), note)

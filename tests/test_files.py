@@ -20,6 +20,22 @@ def test_a_new_one_and_a_replaced_one(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["report.json"]
 
 
+def test_the_longest_name_that_a_file_can_have(tmp_path: Path) -> None:
+    file = tmp_path / (81 * "度" + ".json")  # 248 bytes of at most 255
+    check_writable(file, "--output")
+    write_whole(file, "whole")
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [(file.name, "whole")]
+
+
+def test_a_file_that_others_may_not_read_is_never_one_that_they_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, seen = tmp_path / "report.json", []
+    file.touch(0o600)
+    flush = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (seen.append(os.fstat(handle).st_mode & 0o777), flush(handle)))
+    write_whole(file, "mine")
+    assert seen == [0o600]
+
+
 def test_a_link_stays_one(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to("real")

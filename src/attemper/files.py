@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-import tempfile
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,9 +27,9 @@ def check_writable(path: "str | os.PathLike[str]", argument: str) -> None:
     if target.exists() and not target.is_file():  # /dev/stdout, a pipe: there is nothing to create
         return
     try:
-        handle, name = _beside(target)
-        os.close(handle)
-        Path(name).unlink()
+        beside = name_beside(target, "tmp")
+        os.close(_created(beside, 0o600))
+        beside.unlink()
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ArgumentError(argument, f"{path} ({reason})", "a file in a folder that can be written") from error
@@ -56,7 +56,7 @@ def _is_one(one: Path, two: Path) -> bool:
     return one == two or (one.exists() and two.exists() and one.samefile(two))
 
 
-def write_whole(path: "str | os.PathLike[str]", content: str | bytes) -> None:
+def write_whole(path: "str | os.PathLike[str]", content: "str | bytes | memoryview") -> None:
     """Write a file, text as UTF-8, beside its place and move it there, so that a reader sees the old file or the new one.
 
     A link is followed: what it leads to is replaced.
@@ -72,22 +72,24 @@ def write_whole(path: "str | os.PathLike[str]", content: str | bytes) -> None:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def _write_whole(path: Path, content: "bytes | memoryview") -> None:
     if path.exists() and not path.is_file():  # /dev/stdout, a pipe: there is nothing to replace
         path.write_bytes(content)
         return
-    handle, name = _beside(path)
+    kept = path.stat().st_mode & 0o777 if path.exists() else None
+    beside = name_beside(path, "tmp")
+    handle = _created(beside, 0o666 if kept is None else kept)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~umask()
-        Path(name).chmod(mode)  # mkstemp's own is for the owner alone
-        Path(name).replace(path)
+        if kept is not None:
+            beside.chmod(kept)  # also what the umask took away
+        beside.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            Path(name).unlink()
+            beside.unlink()
         raise
 
 
@@ -97,12 +99,29 @@ def _target(path: "str | os.PathLike[str]") -> Path:
     return named if named.exists() and not named.is_file() else Path(os.path.realpath(named))
 
 
-def _beside(path: Path) -> tuple[int, str]:
-    return tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
+def name_beside(path: Path, ending: str) -> Path:
+    """A hidden name in the same folder that nothing has, for what is moved to `path` when it is whole.
+
+    A part of the name is enough: with all of it a long one would be too long.
+    """
+    return path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.{ending}")
 
 
-def umask() -> int:
-    """The permissions that new files of this process do not get."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _created(path: Path, mode: int) -> int:
+    """A descriptor of a new file; the process's umask takes its share of the mode, as of any file's."""
+    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0), mode)
+
+
+def flush_folder(folder: Path) -> None:
+    """Write to the disk which files a folder has: a file that was moved there is found after a loss of power only then.
+
+    Raises:
+        OSError: the file system cannot do that.
+    """
+    if os.name == "nt":  # where a folder cannot be opened
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from torch import Tensor
 from attemper.checker.folder import CONFIG, Checkpoint, read_json, weight_files
 from attemper.checker.remedies.records import Changed
 from attemper.errors import ArgumentError, LoadError, MissingExtraError, UnsupportedError
-from attemper.files import umask
+from attemper.files import flush_folder, name_beside
 from attemper.weights import Edit
 
 _OTHER_WEIGHTS = frozenset(
@@ -49,16 +48,16 @@ def check_out(out: Path, model: Path) -> None:
 def appearing(out: Path) -> Generator[Path]:
     """A hidden folder beside `out`, which becomes `out` at the end, and is removed where anything went wrong."""
     real = out.resolve()
-    partial = Path(tempfile.mkdtemp(prefix=f".{real.name[:100]}.", suffix=".partial", dir=real.parent))
+    partial = name_beside(real, "partial")
+    partial.mkdir()
     try:
         yield partial
-        partial.chmod(0o777 & ~umask())  # mkdtemp's folders are for their owner alone
         _flush(partial)
         partial.replace(real)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    _flush_folder(real.parent)
+    flush_folder(real.parent)
 
 
 def write(
@@ -238,14 +237,4 @@ def _flush(folder: Path) -> None:
         for name in files:
             with (Path(place) / name).open("rb") as stream:
                 os.fsync(stream.fileno())
-        _flush_folder(Path(place))
-
-
-def _flush_folder(folder: Path) -> None:
-    if os.name == "nt":  # where a folder cannot be opened
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        flush_folder(Path(place))

@@ -28,8 +28,8 @@ from attemper.monitor.trackers.parquet_folder import (
     pyarrow_here,
     steps_schema,
     table_of,
+    write_lasting,
     write_table,
-    write_whole,
 )
 from attemper.monitor.trackers.places import make_folder
 from attemper.monitor.trackers.rows import fields_of, rows_of
@@ -78,7 +78,7 @@ class Parquet:
         (self.folder / SIDE).mkdir(exist_ok=True)
         if not (self.folder / INFO).exists():
             text = json.dumps({"format": FORMAT, "info": fields_of(run)}, allow_nan=False)
-            write_whole(self.folder / INFO, text.encode())
+            write_lasting(self.folder / INFO, text.encode())
         about = {"attemper.run": json.dumps(fields_of(run), allow_nan=False)}
         self._heads = _Growing(self.folder, heads_schema(arrow).with_metadata(about), _ROWS)
         self._steps = _Growing(self.folder / SIDE, steps_schema(arrow).with_metadata(about), _STEPS)

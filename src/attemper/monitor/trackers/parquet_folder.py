@@ -2,12 +2,12 @@
 
 import itertools
 import json
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attemper.errors import LoadError, MissingExtraError
+from attemper.files import flush_folder, write_whole
 from attemper.monitor.records import COLUMNS, FIGURES, KEYS, NORMS, Run, RunInfo
 from attemper.monitor.trackers.rows import alarm_from, info_from
 
@@ -176,20 +176,10 @@ def write_table(path: Path, table: "pa.Table") -> None:
 
     sink = pa.BufferOutputStream()
     parquet.write_table(table, sink, use_dictionary=[name for name in ("layer",) if name in table.column_names])
-    write_whole(path, sink.getvalue())
+    write_lasting(path, memoryview(sink.getvalue()))
 
 
-def write_whole(path: Path, data: Any) -> None:
-    """Write beside the place and move there, so that a reader sees the old file or the new one, also after a kill."""
-    beside = path.with_name(f".{path.name}.tmp")
-    with beside.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    beside.replace(path)
-    if os.name != "nt":  # the move is in the folder, which is written on its own
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+def write_lasting(path: Path, content: "bytes | memoryview") -> None:
+    """Write a file of a run, so that it is there also after a loss of power."""
+    write_whole(path, content)
+    flush_folder(path.parent)

@@ -72,16 +72,17 @@ def best_rates(arms: Mapping[Place, Sequence[RunResult]], arm: str, width: int) 
 
 
 def lowest(losses: Mapping[float, float]) -> float:
-    """Where a curve that is known at some points, evenly apart, is lowest."""
+    """Where a curve that is known at some points is lowest; they need not be evenly apart, as a rate may have diverged."""
     points = sorted(losses)
     place = min(range(len(points)), key=lambda at: losses[points[at]])
     if place in (0, len(points) - 1):
         return points[place]
-    left, middle, right = (losses[points[place + step]] for step in (-1, 0, 1))
-    bend = left - 2 * middle + right
-    if bend <= 0:
-        return points[place]
-    return points[place] + 0.5 * (left - right) / bend * (points[place + 1] - points[place - 1]) / 2
+    left, middle, right = (points[place + step] for step in (-1, 0, 1))
+    down, up = losses[left] - losses[middle], losses[right] - losses[middle]  # neither is negative
+    slopes = down / (middle - left), up / (right - middle)
+    if sum(slopes) == 0:
+        return middle
+    return middle + 0.5 * (slopes[0] * (right - middle) - slopes[1] * (middle - left)) / sum(slopes)
 
 
 def drift(arms: Mapping[Place, Sequence[RunResult]], arm: str) -> dict[int, float]:

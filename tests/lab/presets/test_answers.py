@@ -290,6 +290,19 @@ def test_what_could_not_be_measured_is_never_a_number(name: str) -> None:
     whole(preset(name).answer(found, []))
 
 
+def test_models_that_bear_every_factor_are_told() -> None:
+    found = results("logit-threshold", same, gap=True)
+    assert "No κ up to" not in preset("logit-threshold").answer(found, ()).sentence
+    held = [
+        made_up(run.config, run.loss, after=dict.fromkeys(run.config.after.logit_factors, run.loss))
+        if run.config.model.qk_norm and run.config.seed < 2
+        else run
+        for run in found
+    ]
+    sentence = preset("logit-threshold").answer(held, ()).sentence
+    assert "No κ up to 4096 breaks, and thus in no mean and no test of κ is: float32, QK-norm 2 of 3." in sentence
+
+
 def test_what_additive_attention_costs_is_told_where_both_were_measured() -> None:
     found = results("additive-vs-dot", same)
     told = [preset("additive-vs-dot").answer(found, measured).sentence for measured in (rows("additive-vs-dot", found), [])]

@@ -105,7 +105,7 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
         f"{said} A model with QK-norm {verdict(norm, 'bears a larger κ than', 'bears a smaller κ than')} one "
         "without: the difference "
         f"of log₂ κ is {norm}. In float16 κ {verdict(sixteen, 'is larger than', 'is smaller than')} in float32: {sixteen}."
-        f"{losses_told(arms)}"
+        f"{_never_told(arms)}{losses_told(arms)}"
     )
     return Answer(
         sentence,
@@ -134,12 +134,21 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
     )
 
 
+def _never(found: Sequence[RunResult]) -> int:
+    return sum(run.status == "done" and math.isinf(broken_at(curve(run))) for run in found)
+
+
+def _never_told(arms: Mapping[Place, Sequence[RunResult]]) -> str:
+    """A sentence, with a space before it, on models that bear every κ: tests without them make their arm look weaker."""
+    held = ", ".join(f"{key.arm} {count} of {len(found)}" for key, found in arms.items() if (count := _never(found)))
+    return f" No κ up to {max(FACTORS):g} breaks, and thus in no mean and no test of κ is: {held}." if held else ""
+
+
 def _table(arms: Mapping[Place, Sequence[RunResult]]) -> Table:
     rows = []
     for key, found in arms.items():
         alive = [run for run in found if run.status == "done"]
         kappas = [broken_at(curve(run)) for run in alive]
-        never = sum(math.isinf(kappa) for kappa in kappas)
         logits = spread([logit_at_break(run) for run in found])
         rows.append(
             (
@@ -148,7 +157,7 @@ def _table(arms: Mapping[Place, Sequence[RunResult]]) -> Table:
                 told(spread([largest(run) for run in alive]).mean, ".1f"),
                 ", ".join("none" if math.isinf(kappa) else f"{kappa:.2g}" for kappa in kappas),
                 told(logits.mean, ".0f"),
-                f"{never} of {len(alive)}",
+                f"{_never(found)} of {len(alive)}",
                 f"{len(found) - len(alive)} of {len(found)}",
             )
         )

@@ -14,7 +14,7 @@ from attemper.lab import sweep as sweeps
 from attemper.lab.comparing import paired
 from attemper.lab.further import NAME, further_rows
 from attemper.lab.presets import preset
-from attemper.lab.presets.bounded import HeadEntropy, entropy_bound
+from attemper.lab.presets.bounded import HeadEntropy, entropies, entropy_bound
 from attemper.lab.presets.costs import BATCH, costs
 from attemper.lab.presets.logit_threshold import broken_at
 from attemper.lab.presets.lr_sensitivity import sensitivity
@@ -23,7 +23,9 @@ from attemper.lab.presets.telling import few_seeds, verdict
 from attemper.lab.presets.width_transfer import lowest
 from attemper.lab.store.files import to_parquet
 from attemper.lab.sweep import Sweep
+from attemper.lab.training import train
 from attemper.lab.viewing import view_of
+from tests.lab_runs import MODEL, Task, tiny
 
 
 def entropy(logits: torch.Tensor) -> torch.Tensor:
@@ -45,6 +47,13 @@ def test_no_row_is_below_the_bound() -> None:
     rows = rows - rows.mean(-1, keepdim=True)
     assert (entropy(rows) >= entropy_bound(rows.norm(dim=-1), 7) - 1e-12).all()
     assert entropy_bound(torch.ones(3), 1).tolist() == [0, 0, 0]
+
+
+def test_a_row_of_one_key_has_no_entropy_to_measure_by(tmp_path: Path) -> None:
+    run = train(tiny(task=Task(length=1), model=MODEL.model_copy(update={"position": "none"}), steps=1), tmp_path)
+    found = list(entropies(run, 3))
+    assert len(found) == 2 * MODEL.layers * MODEL.heads
+    assert all(math.isnan(row.normalized) for row in found)
 
 
 def test_sensitivity_is_the_mean_above_the_best() -> None:

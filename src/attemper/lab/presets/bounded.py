@@ -36,7 +36,7 @@ def entropy_bound(sigma: Tensor, keys: int) -> Tensor:
 
 
 class HeadEntropy(NamedTuple):
-    """Mean entropy over ln n of one head; `when`: "before" the training or "after" it; `width`: d_k."""
+    """Mean entropy over ln n of one head, NaN of one key; `when`: "before" the training or "after" it; `width`: d_k."""
 
     run: str
     when: str
@@ -52,7 +52,8 @@ def entropies(run: RunResult, examples: int) -> Iterator[HeadEntropy]:
         for place, (layer, inputs) in enumerate(seen_by_layers(run, examples, trained=when == "after")):
             for head, width in enumerate(layer.layout.widths):
                 entropy = torch.special.entr(_Head(layer, head, inputs).logits.softmax(-1)).sum(-1).mean().item()
-                yield HeadEntropy(run.id, when, place, head, width, entropy / math.log(inputs.shape[1]))
+                most = math.log(inputs.shape[1])
+                yield HeadEntropy(run.id, when, place, head, width, entropy / most if most else math.nan)
 
 
 def measured_rows(

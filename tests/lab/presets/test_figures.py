@@ -72,7 +72,7 @@ def test_where_the_loss_breaks() -> None:
 def test_the_lowest_point_of_a_parabola() -> None:
     assert lowest({x: 3 * (x + 5.3) ** 2 for x in (-10.0, -8.0, -6.0, -4.0)}) == pytest.approx(-5.3)
     assert lowest({x: 3 * (x + 7.1) ** 2 for x in (-12.0, -8.0, -6.0, -4.0)}) == pytest.approx(-7.1)  # at -10 it diverged
-    assert lowest({x: 1.0 for x in (-10.0, -8.0, -6.0)}) == -10.0
+    assert lowest(dict.fromkeys((-10.0, -8.0, -6.0), 1.0)) == -10.0
     assert lowest({-10.0: 2.0, -8.0: 1.0, -6.0: 1.0}) == pytest.approx(-7.0)
     assert lowest({x: x for x in (-10.0, -8.0, -6.0)}) == -10.0  # at the end of the grid
     assert lowest({-7.0: 1.0}) == -7.0

@@ -17,7 +17,7 @@ _HUES = {
     "light": ("#1b1b1f", "#0072b2", "#d55e00", "#008a64", "#a6468a", "#8f6a00", "#4b6cd6", "#7a7a7a"),
     "dark": ("#f2f0f4", "#56b4e9", "#f0894a", "#3fc79a", "#e59ccb", "#e0c14a", "#9db2ff", "#9a98a0"),
 }
-_DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2], [1, 0], [6, 3], [2, 2], [8, 2, 2, 2])
+_DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2])
 _WIDTH, _HEIGHT = 560, 260
 _CELL = 46
 
@@ -56,9 +56,11 @@ def _curves(chart: Chart, theme: str) -> alt.TopLevelMixin:
     x = alt.X("x:Q", **axis(chart.x, chart.log_x, grid=False))
     y = alt.Y("y:Q", **axis(chart.y, chart.log_y, titleAngle=0, titleAlign="left", titleAnchor="end", titleY=-14, titleX=0))
     legend = alt.Legend(title=None, orient="right", labelLimit=220, symbolStrokeWidth=2.5, symbolSize=220)
-    hues = alt.Scale(domain=names, range=list(_HUES[theme])[: len(names)])
+    hues = alt.Scale(domain=names, range=[_HUES[theme][place % len(_HUES[theme])] for place in range(len(names))])
+    # Another dash each time that the hues begin anew: 32 curves before two look alike.
+    dashes = [_DASHES[(place + place // len(_HUES[theme])) % len(_DASHES)] for place in range(len(names))]
     color = alt.Color("series:N", scale=hues, sort=names, legend=legend)
-    dash = alt.StrokeDash("series:N", scale=alt.Scale(domain=names, range=list(_DASHES)[: len(names)]), legend=legend)
+    dash = alt.StrokeDash("series:N", scale=alt.Scale(domain=names, range=dashes), legend=legend)
     base = alt.Chart(data)
     band = base.transform_filter("isValid(datum.low) && isValid(datum.high)").mark_area(opacity=0.16)
     return alt.layer(

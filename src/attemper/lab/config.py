@@ -63,9 +63,8 @@ class Model(_Section):
         qk_norm: RMSNorm on q and k with learned gains, before the rule. softcap: bound on |logit|.
         position: "rotary", "learned" or "none".
         init: "unit" gives linear layers variance 1/inputs, so that q and k have unit variance; "torch" leaves PyTorch's default;
-            "mup" is "unit" with the output layer at 0, and the learning rate of matrices between hidden layers times 64/width
-            (Yang et al. 2022, arXiv 2203.03466, table 8, for Adam); that table's factor 1/width behind the output layer it has
-            not, so that what a step adds to the outputs grows with the width.
+            "mup" is "unit" with the output layer at 0, and the learning rate of matrices between hidden layers, and of the output
+            layer, times 64/width (Yang et al. 2022, arXiv 2203.03466, table 3, for Adam).
     """
 
     layers: Count = 2

@@ -14,6 +14,7 @@ from attemper.lab.config import RunConfig
 MUP_WIDTH = 64  # where muP's rates are those of the configuration
 BETAS = (0.9, 0.95)
 MOMENTUM = 0.9
+OUTPUT = "head.weight"  # of every model: hidden states to logits of classes or bytes
 LOWEST = 0.05  # of the rate, at the end of a cosine
 
 
@@ -22,22 +23,27 @@ class Optimisers:
 
     def __init__(self, model: nn.Module, config: RunConfig) -> None:
         self._config = config
-        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         dials, decay = config.optimiser, config.optimiser.weight_decay
-        matrices = [(name, parameter) for name, parameter in named if is_hidden_matrix(name, parameter)]
-        rest = [pair for pair in named if not is_hidden_matrix(*pair)]
         slower = MUP_WIDTH / config.model.width if config.model.init == "mup" else 1.0
-        groups = [(matrices, slower), (rest, 1.0)] if slower != 1.0 or dials.name == "muon" else [(named, 1.0)]
-        made = [{"params": [parameter for _, parameter in group], "factor": factor} for group, factor in groups if group]
+        groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                hidden = is_hidden_matrix(name, parameter)
+                factor = slower if hidden or name == OUTPUT else 1.0
+                groups.setdefault((dials.name == "muon" and hidden, factor), []).append(parameter)
+        by_muon, others = (
+            [{"params": group, "factor": factor} for (muon, factor), group in groups.items() if muon == which]
+            for which in (True, False)
+        )
         self.all: list[torch.optim.Optimizer]
         if dials.name == "adamw":
-            self.all = [torch.optim.AdamW(made, betas=BETAS, weight_decay=decay)]
+            self.all = [torch.optim.AdamW(others, betas=BETAS, weight_decay=decay)]
         elif dials.name == "sgd":
-            self.all = [torch.optim.SGD(made, lr=1.0, momentum=MOMENTUM, weight_decay=decay)]
+            self.all = [torch.optim.SGD(others, lr=1.0, momentum=MOMENTUM, weight_decay=decay)]
         else:
             self.all = [
-                torch.optim.Muon(made[:1], weight_decay=decay),
-                torch.optim.AdamW(made[1:], betas=BETAS, weight_decay=decay),
+                torch.optim.Muon(by_muon, weight_decay=decay),
+                torch.optim.AdamW(others, betas=BETAS, weight_decay=decay),
             ]
 
     def set_rate(self, step: int) -> float:

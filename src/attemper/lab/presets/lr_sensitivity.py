@@ -57,13 +57,16 @@ def sensitivity(losses: Mapping[float, float]) -> float:
 
 
 def by_rate(arms: Mapping[Place, Sequence[RunResult]], arm: str) -> dict[int, dict[float, float]]:
-    """Of each seed that has all learning rates of the arm: the capped loss at each."""
+    """Of each seed that has all learning rates of the arm, of which one ended at least: the capped loss at each."""
     rates = [key.rate for key in arms if key.arm == arm]
     found: dict[int, dict[float, float]] = {}
+    ended = set()
     for rate in rates:
         for run in arms[Place(arm, rate)]:
             found.setdefault(run.config.seed, {})[rate] = capped(run)
-    return {seed: losses for seed, losses in found.items() if len(losses) == len(rates)}
+            if run.status == "done":
+                ended.add(run.config.seed)
+    return {seed: losses for seed, losses in found.items() if len(losses) == len(rates) and seed in ended}
 
 
 def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
@@ -145,7 +148,7 @@ def _table(names: Sequence[str], losses: Any, scores: Any, tests: Mapping[str, P
                 name,
                 str(spread(list(scores[name].values()))),
                 *test,
-                f"{best:g}",
+                number(best, "g"),
                 str(means.get(best, "")),
                 f"{diverged} of {total}",
             )

@@ -44,7 +44,9 @@ def against_base(
 
 
 def verdict(test: Paired, more: str, less: str) -> str:
-    """`more` or `less` where the test tells the sign of the difference, else that it does not."""
+    """`more` or `less` where the test tells the sign of the difference; else that it does not, or that there is no pair."""
+    if not test.count:
+        return "cannot be compared with"
     if not test.clear:
         return "is not told apart from"
     return more if test.mean > 0 else less

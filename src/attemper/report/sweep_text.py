@@ -12,21 +12,24 @@ _LINE = 100
 
 def sweep_text(view: SweepView, tables: bool = True) -> str:
     """The question, the answer, its limits, and with `tables` what it rests on."""
-    parts = [safe(view.question), "", *textwrap.wrap(safe(view.answer.sentence), _LINE), ""]
+    parts = [safe(view.question), "", *_wrapped(view.answer.sentence), ""]
     if tables:
         for table in view.answer.tables:
             parts += [safe(table.title), *_aligned(table), ""]
     if view.answer.limits:
         parts.append("What this does not show:")
     for limit in view.answer.limits:
-        parts += textwrap.wrap(f"- {safe(limit)}", _LINE, subsequent_indent="  ")
+        parts += _wrapped(f"- {limit}", "  ")
     return "\n".join(parts)
 
 
 def table_text(table: Table) -> str:
     """One table under its title."""
-    note = textwrap.wrap(safe(table.note), _LINE)
-    return "\n".join([safe(table.title), "", *_aligned(table), "", *note])
+    return "\n".join([safe(table.title), "", *_aligned(table), "", *_wrapped(table.note)])
+
+
+def _wrapped(text: str, hang: str = "") -> list[str]:
+    return textwrap.wrap(safe(text), _LINE, subsequent_indent=hang, break_on_hyphens=False, break_long_words=False)
 
 
 def _aligned(table: Table) -> list[str]:

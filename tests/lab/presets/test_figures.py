@@ -98,6 +98,8 @@ def test_remedies_break_where_float16_ends() -> None:
         assert (by["maximum subtracted, float32", size].broken > 0) == overflows
         assert (by["naive", size].broken > 0) == (by["naive", size].logit > math.log(65504))
         assert by["QK-norm and scale", size].broken == 0
+        # Capped at 10, e^10 = 22026 is in range and the sum of three is not: such a row is zeros, and no infinity tells.
+        assert (by["softcap", size].broken > 0.8) == (size >= 1)
     assert by["scale on q, maximum subtracted", 16.0].broken == 0 < by["scale after the product", 16.0].broken
     assert all(row.error < 0.01 for row in found if row.size <= 0.5 and not row.broken)
 

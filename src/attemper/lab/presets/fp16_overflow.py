@@ -82,7 +82,7 @@ def failed(runs: Sequence[RunResult]) -> str:
 
 
 def breaks_at(rows: Sequence[Rounding], remedy: str) -> float:
-    """The smallest standard deviation of the entries of q and k at which a row is no number; inf: none that was tried."""
+    """The smallest standard deviation of the entries of q and k at which a row is lost; inf: none that was tried."""
     return min((row.size for row in rows if row.remedy == remedy and row.broken), default=math.inf)
 
 
@@ -149,7 +149,7 @@ def _alone(rows: Sequence[Rounding]) -> str:
     held = [name for name in dict.fromkeys(row.remedy for row in rows) if math.isinf(breaks_at(rows, name))]
     return (
         f" Attention alone, naive and without a scale, breaks at a largest logit of {at.logit:.3g} (entries of q and k of size "
-        f"{naive:g}); no row breaks up to size {max(row.size for row in rows):g} with: "
+        f"{naive:g}); no row is lost up to size {max(row.size for row in rows):g} with: "
         f"{', '.join(held) or 'none of the remedies'}."
     )
 
@@ -160,7 +160,10 @@ def _failures(arms: Mapping[Place, Sequence[RunResult]]) -> Table:
         logged = [run for run in found if len(run.curves.steps)]
         most = spread([run.curves.figures["max_scaled_product"].nan_to_num(0).max().item() for run in logged])
         lines.append((str(key.width), key.arm, failed(found), f"{most.mean:.3g}" if logged else ""))
-    note = "Steps count from 0. The logit is that of q and k before anything is rounded, in the steps that were logged."
+    note = (
+        "Steps count from 0. The logit is that of q and k before anything is rounded, in the steps that were logged. Where the "
+        "sum of the exponentials alone is infinite, all weights of a row are 0: nothing diverges, and only the loss tells."
+    )
     return Table("What diverged, and when", ("d_k", "attention", "diverged", "largest |scale·q·k|"), tuple(lines), note)
 
 
@@ -168,13 +171,13 @@ def _rounding_table(rows: Sequence[Rounding]) -> Table:
     lines = tuple((row.remedy, f"{row.size:g}", f"{row.logit:.3g}", f"{row.broken:.0%}", number(row.error)) for row in rows)
     note = (
         "One head of d_k = 128 over 64 keys, with independent normal entries of q and k of the size given. "
-        "Error: root mean square "
-        "against float64, relative to the values, of the rows that are numbers. QK-norm and softcap are measured "
-        "against themselves."
+        "Lost: no number, or zeros, since a sum of exponentials that is infinite leaves no key any weight. "
+        "Error: root mean square against float64, relative to the values, of the other rows. "
+        "QK-norm and softcap are measured against themselves."
     )
     return Table(
         "Attention alone in float16",
-        ("remedy", "size of q and k", "largest |q·k|", "rows that are no number", "error"),
+        ("remedy", "size of q and k", "largest |q·k|", "rows lost", "error"),
         lines,
         note,
     )
@@ -185,7 +188,7 @@ def _chart(rows: Sequence[Rounding]) -> Chart:
     for remedy in dict.fromkeys(row.remedy for row in rows):
         points = [(row.size, row.broken) for row in rows if row.remedy == remedy]
         series.append(Series(remedy, tuple(size for size, _ in points), tuple(broken for _, broken in points)))
-    return Chart("Rows that are no number", "size of the entries of q and k", "share", tuple(series), log_x=True)
+    return Chart("Rows lost", "size of the entries of q and k", "share", tuple(series), log_x=True)
 
 
 PRESET = Preset(

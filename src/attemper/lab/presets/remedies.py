@@ -1,4 +1,4 @@
-"""One head in float16, at products of growing size, under each remedy: which rows are no number, how far off the others are."""
+"""One head in float16, at products of growing size, under each remedy: which rows are lost, how far off the others are."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Rounding(NamedTuple):
 
     Attributes:
         remedy: in words. size: standard deviation of the entries of q and k. logit: the largest |q·k|, before any scale.
-        broken: share of the rows of the output that are no number. error: of the others, root mean square against the same
-            formula in float64, relative to the root mean square of v.
+        broken: share of the rows of the output that are lost: no number, or zeros, since a sum of exponentials that is infinite
+            leaves no key any weight. error: of the others, root mean square against the same formula in float64, relative to
+            the root mean square of v.
     """
 
     remedy: str
@@ -48,15 +49,16 @@ def roundings() -> list[Rounding]:
 
 def _at(remedy: str, size: float, q: Tensor, k: Tensor, v: Tensor) -> Rounding:
     q, k, v = q.half(), k.half(), v.half()  # what both see
-    wanted = _attend(remedy, q.double(), k.double(), v.double())
-    found = _attend(remedy, q, k, v).double()
-    whole = found.isfinite().all(-1)
+    wanted = _product(_weights(remedy, q.double(), k.double()), v.double())
+    weights = _weights(remedy, q, k)
+    found = _product(weights, v).double()
+    whole = found.isfinite().all(-1) & (weights > 0).any(-1)
     error = (found - wanted)[whole].square().mean().sqrt() / v.double().square().mean().sqrt() if whole.any() else torch.nan
     return Rounding(remedy, size, (q.double() @ k.double().T).abs().max().item(), 1 - whole.double().mean().item(), float(error))
 
 
-def _attend(remedy: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(…)·v with every step in the type of q; in float64 a safe softmax gives what the remedy should."""
+def _weights(remedy: str, q: Tensor, k: Tensor) -> Tensor:
+    """softmax(…) with every step in the type of q; in float64 a safe softmax gives what the remedy should."""
     scale = 1 / math.sqrt(q.shape[-1])
     if remedy == "QK-norm and scale":
         q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
@@ -75,7 +77,7 @@ def _attend(remedy: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     ):
         logits = logits - logits.amax(-1, keepdim=True)
     powers = logits.exp()
-    return _product((powers / powers.sum(-1, keepdim=True)).to(v.dtype), v)
+    return (powers / powers.sum(-1, keepdim=True)).to(q.dtype)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

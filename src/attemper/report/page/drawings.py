@@ -41,12 +41,13 @@ def _curves(chart: Chart, theme: str) -> alt.TopLevelMixin:
     import altair as alt
 
     names = [series.name for series in chart.series]
+    colors = [_HUES[theme][place % len(_HUES[theme])] for place in range(len(names))]
     rows: list[dict[str, Any]] = []
-    for series in chart.series:
+    for series, hue in zip(chart.series, colors, strict=True):
         for place, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
             low = series.low[place] if series.low else math.nan
             high = series.high[place] if series.high else math.nan
-            rows.append({"x": x, "y": _number(y), "low": _number(low), "high": _number(high), "series": series.name})
+            rows.append({"x": x, "y": _number(y), "low": _number(low), "high": _number(high), "series": series.name, "hue": hue})
     data = alt.Data(values=rows)
 
     def axis(title: str, log: bool, **options: Any) -> dict[str, Any]:
@@ -55,8 +56,8 @@ def _curves(chart: Chart, theme: str) -> alt.TopLevelMixin:
 
     x = alt.X("x:Q", **axis(chart.x, chart.log_x, grid=False))
     y = alt.Y("y:Q", **axis(chart.y, chart.log_y, titleAngle=0, titleAlign="left", titleAnchor="end", titleY=-14, titleX=0))
-    legend = alt.Legend(title=None, orient="right", labelLimit=220, symbolStrokeWidth=2.5, symbolSize=220)
-    hues = alt.Scale(domain=names, range=[_HUES[theme][place % len(_HUES[theme])] for place in range(len(names))])
+    legend = alt.Legend(title=None, orient="right", labelLimit=320, symbolType="stroke", symbolStrokeWidth=2.5, symbolSize=700)
+    hues = alt.Scale(domain=names, range=colors)
     # Another dash each time that the hues begin anew: 32 curves before two look alike.
     dashes = [_DASHES[(place + place // len(_HUES[theme])) % len(_DASHES)] for place in range(len(names))]
     color = alt.Color("series:N", scale=hues, sort=names, legend=legend)
@@ -64,7 +65,8 @@ def _curves(chart: Chart, theme: str) -> alt.TopLevelMixin:
     base = alt.Chart(data)
     band = base.transform_filter("isValid(datum.low) && isValid(datum.high)").mark_area(opacity=0.16)
     return alt.layer(
-        band.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", fill=alt.Fill("series:N", scale=hues, legend=None)),
+        # By the hue itself: a scale of the bands would make the legend theirs, and one without a legend takes it away.
+        band.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", fill=alt.Fill("hue:N", scale=None), detail="series:N"),
         base.mark_line(strokeWidth=2, point=len(rows) <= 12 * max(1, len(names))).encode(x=x, y=y, color=color, strokeDash=dash),
     ).properties(width=_WIDTH, height=_HEIGHT)
 

@@ -103,7 +103,7 @@ class Optimiser(_Section):
     Attributes:
         name: "adamw", "sgd" (momentum 0.9) or "muon" (on the matrices of the blocks; AdamW on the rest).
         learning_rate, warmup: highest rate, and the steps in which it rises to it from 0.
-        decay: "cosine" to a twentieth at the last step, or "none".
+        decay: "cosine" to a twentieth, which the step after the last one would have, or "none".
         weight_decay, gradient_clip: as usual; None: no clipping.
         qk_clip: threshold of `attemper.QKClip`; None: none.
     """

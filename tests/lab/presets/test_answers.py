@@ -313,6 +313,29 @@ def test_what_additive_attention_costs_is_told_where_both_were_measured() -> Non
     assert "was not measured beside the dot product" in preset("additive-vs-dot").answer(found, alone).sentence
 
 
+@pytest.mark.parametrize("value", [math.inf, -math.inf, NAN])
+def test_the_largest_logit_of_a_step_that_overflowed_is_none(value: float) -> None:
+    found = results("fp16-overflow", same)
+    for run in found:
+        run.curves.figures["max_scaled_product"][-1, 0, 0] = value
+    found[0].curves.figures["max_scaled_product"][:] = value
+    table = preset("fp16-overflow").answer(found, ()).tables[1]
+    assert {row[-1] for row in table.rows} == {"0.5"}
+    for run in found:
+        run.curves.figures["max_scaled_product"][:] = value
+    assert {row[-1] for row in preset("fp16-overflow").answer(found, ()).tables[1].rows} == {""}
+
+
+def test_the_entropy_at_the_start_is_that_of_all_seeds() -> None:
+    found = results("clip-vs-scale", same)
+    for run in found:
+        run.curves.figures["normalized_entropy"][0] = 0.25 * (1 + run.config.seed)
+    assert (
+        "mean over the seeds: none 0.50; none, gradients clipped at 1 0.50;"
+        in preset("clip-vs-scale").answer(found, ()).tables[0].note
+    )
+
+
 def test_a_coarser_softmax_is_told_apart_from_one_that_overflows() -> None:
     losses = worse(lambda config: config.precision.arithmetic == "fp16_safe", 0.25)
     answer = answered("fp16-overflow", losses)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from attemper.lab.comparing import spread, told
 from attemper.lab.config import RunConfig
 from attemper.lab.presets.arms import TEXT_LIMIT, USUAL, Arm, arm_of, seeded, text_base
 from attemper.lab.presets.grouping import figure_series, first, grouped, validation_series
@@ -61,10 +62,9 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
         f"scale by {gained}.{losses_told(arms)}"
     )
     entropy = {key.arm: figure_series(key.arm, found, "normalized_entropy") for key, found in arms.items()}
-    start = {key.arm: first(found[0], "normalized_entropy") for key, found in arms.items() if found}
-    note = (
-        "Entropy over ln n at the first step: " + "; ".join(f"{name} {value:.2f}" for name, value in start.items()) + " (seed 0)."
-    )
+    start = {key.arm: spread([first(run, "normalized_entropy") for run in found]).mean for key, found in arms.items()}
+    listed = "; ".join(f"{name} {told(value, '.2f')}" for name, value in start.items())
+    note = f"Entropy over ln n at the first step, mean over the seeds: {listed}."
     return Answer(
         sentence,
         signed(left, "nats"),

@@ -157,12 +157,14 @@ def _alone(rows: Sequence[Rounding]) -> str:
 def _failures(arms: Mapping[Place, Sequence[RunResult]]) -> Table:
     lines = []
     for key, found in arms.items():
-        logged = [run for run in found if len(run.curves.steps)]
-        most = spread([run.curves.figures["max_scaled_product"].nan_to_num(0).max().item() for run in logged])
-        lines.append((str(key.width), key.arm, failed(found), f"{most.mean:.3g}" if logged else ""))
+        products = [run.curves.figures["max_scaled_product"] for run in found]
+        finite = [each[each.isfinite()] for each in products]  # a step that diverged has infinite ones
+        most = spread([each.max().item() for each in finite if len(each)])
+        lines.append((str(key.width), key.arm, failed(found), number(most.mean, ".3g")))
     note = (
-        "Steps count from 0. The logit is that of q and k before anything is rounded, in the steps that were logged. Where the "
-        "sum of the exponentials alone is infinite, all weights of a row are 0: nothing diverges, and only the loss tells."
+        "Steps count from 0. The logit is the product of q and k as the arm rounds them, itself not rounded, in the steps that "
+        "were logged; those that are no finite number are left out. Where the sum of the exponentials alone is infinite, all "
+        "weights of a row are 0: nothing diverges, and only the loss tells."
     )
     return Table("What diverged, and when", ("d_k", "attention", "diverged", "largest |scale·q·k|"), tuple(lines), note)
 

@@ -57,7 +57,8 @@ class Model(_Section):
             PyTorch's own function and their rotary positions, causal, and with a rule that is one number.
         rule: the factor on q·k. "none" 1; "inverse_sqrt" 1/√d; "inverse" 1/d; "mup" √mup_base/d, 1/√d at d = mup_base; "learned"
             starts at 1/√d, one a head; "cosine" of q and k with a learned temperature; "log_length" ln(n)/(√d·ln(length)) with n
-            the keys in view, fixed; "log_length_learned" SSMax, a learned slope a head on the base 1/√d.
+            the keys in view, fixed; "log_length_learned" SSMax, a learned slope a head on the base 1/√d. In "reversal" it is
+            that of the decoder's look at the encoder, and within a sequence there is 1/√d.
         own_scales: heads of unequal width: each has the rule of its own width; False: all share that of the mean width.
         mup_base: the width at which "mup" is 1/√d.
         qk_norm: RMSNorm on q and k with learned gains, before the rule. softcap: bound on |logit|.

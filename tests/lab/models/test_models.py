@@ -16,6 +16,7 @@ from attemper.lab import config
 from attemper.lab.arithmetic import computing
 from attemper.lab.models import attention_layers, build, logits_times
 from attemper.lab.optimisers import Optimisers, is_hidden_matrix, share_of_rate
+from attemper.lab.presets import additive_vs_dot
 from attemper.lab.tasks import IGNORED, load_task
 from attemper.lab.tasks.digits import Digits
 from attemper.lab.tasks.recall import Recall
@@ -23,6 +24,7 @@ from attemper.lab.tasks.reversal import Reversal
 from attemper.lab.tasks.task import Task
 from attemper.lab.tasks.text import Text
 from attemper.ops.listening import LISTENERS, Listener
+from attemper.scales import LogitShape
 
 SMALL = config.Model(layers=1, heads=2, head_dim=6, width=20)
 EXAMPLE = config.Model(layers=1, heads=2, head_dim=10, width=20, attention="example")
@@ -256,6 +258,20 @@ def test_mup_slows_the_matrices_between_hidden_states_by_the_width() -> None:
     rates = {id(p): group["lr"] for group in optimisers.all[0].param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         assert rates[id(parameter)] == (0.125 if is_hidden_matrix(name, parameter) or name == "head.weight" else 0.5)
+
+
+def test_the_arms_of_additive_attention_differ_in_the_look_at_the_encoder_alone() -> None:
+    scales = {}
+    for arm in additive_vs_dot.ARMS:
+        run = arm.over(config.RunConfig(task=config.Task(name="reversal", length=9), model=config.Model(layers=1, heads=1)))
+        layers = attention_layers(build(run, load_task(run.task)))
+        shape = LogitShape(run.model.head_dim, 1, 9, 9, 0)
+        scales[arm.name] = {name: layer.scale.factor(shape) for name, layer in layers.items()}
+    usual = pytest.approx(32**-0.5)
+    within = {"encoder.0.attention": usual, "decoder.0.attention": usual}
+    assert scales[additive_vs_dot.ADDITIVE] == within
+    assert scales[additive_vs_dot.SCALED] == within | {"decoder.0.cross": usual}
+    assert scales[additive_vs_dot.BARE] == within | {"decoder.0.cross": 1.0}
 
 
 def test_under_mup_what_a_step_adds_to_the_outputs_does_not_grow_with_the_width() -> None:

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from attemper.errors import ArgumentError, LoadError
+from attemper.examples.text import load_corpus
 from attemper.lab import config
+from attemper.lab.presets.arms import TEXT_LIMIT
 from attemper.lab.tasks import IGNORED, load_task
 from attemper.lab.tasks.task import Batch, Task
 
@@ -79,6 +81,12 @@ def test_a_text_predicts_its_next_byte_and_keeps_to_the_limit_of_positions() -> 
     assert 2**13 < sum(batch.targets.numel() for batch in task.validation()) <= 2**14
     with pytest.raises(ArgumentError, match="9999999"):
         task.validation(9_999_999)
+
+
+def test_the_text_of_the_presets_is_as_long_as_their_answers_say() -> None:
+    corpus = load_corpus()
+    assert "one text of a few hundred thousand bytes" in TEXT_LIMIT
+    assert 200_000 < len(corpus.train) + len(corpus.validation) < 900_000
 
 
 def test_digits_are_stratified() -> None:

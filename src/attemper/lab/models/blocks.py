@@ -12,17 +12,22 @@ from attemper.lab.models.example import example_attention
 
 
 class Block(nn.Module):
-    """x ← x + attention(norm x); with a memory, x ← x + attention(norm x, memory); x ← x + W₂·gelu(W₁·norm x)."""
+    """x ← x + attention(norm x); with a memory, x ← x + attention(norm x, memory); x ← x + W₂·gelu(W₁·norm x).
 
-    def __init__(self, config: Model, tokens: int, *, causal: bool, crossed: bool = False) -> None:
+    Args:
+        config: the dials. tokens: length of the training examples. causal: of attention within the sequence.
+        crossed: the dials of attention to a memory; None: there is none.
+    """
+
+    def __init__(self, config: Model, tokens: int, *, causal: bool, crossed: Model | None = None) -> None:
         super().__init__()
         width = config.width
         hidden = 4 * width if config.hidden is None else config.hidden
         self.attention_norm = nn.RMSNorm(width)
         example = config.attention == "example"
         self.attention = example_attention(config, tokens) if example else Attention(config, tokens, causal)
-        self.cross_norm = nn.RMSNorm(width) if crossed else None
-        self.cross = Attention(config, tokens, False) if crossed else None
+        self.cross_norm = None if crossed is None else nn.RMSNorm(width)
+        self.cross = None if crossed is None else Attention(crossed, tokens, False)
         self.mlp_norm = nn.RMSNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 

@@ -13,8 +13,9 @@ from attemper.nn import AdditiveAttention
 class Translator(nn.Module):
     """Encoder and decoder of pre-norm blocks. Both see learned positions: reversal is a matter of places.
 
-    With `attention="additive"` each decoder block's look at the encoder is `AdditiveAttention` on projected values; attention
-    within a sequence stays dot-product in both, so that the two differ in one thing.
+    `attention` and `rule` are of the decoder's look at the encoder, which with `attention="additive"` is `AdditiveAttention` on
+    projected values. Attention within a sequence is the dot product with 1/√d whatever they are, so that models differ in one
+    thing.
     """
 
     def __init__(self, config: Model, vocabulary: int, classes: int, tokens: int) -> None:
@@ -22,9 +23,9 @@ class Translator(nn.Module):
         config = config.model_copy(update={"position": "none" if config.position == "none" else "learned"})
         self.embedding = nn.Embedding(vocabulary, config.width)
         self.source_positions, self.target_positions = Positions(config, tokens), Positions(config, tokens)
-        layers = range(config.layers)
-        self.encoder = nn.ModuleList(Block(config, tokens, causal=False) for _ in layers)
-        self.decoder = nn.ModuleList(Block(config, tokens, causal=True, crossed=True) for _ in layers)
+        within, layers = config.model_copy(update={"rule": "inverse_sqrt"}), range(config.layers)
+        self.encoder = nn.ModuleList(Block(within, tokens, causal=False) for _ in layers)
+        self.decoder = nn.ModuleList(Block(within, tokens, causal=True, crossed=config) for _ in layers)
         if config.attention == "additive":
             for block in self.decoder:
                 block.cross = Additive(config)

@@ -108,8 +108,8 @@ def answer(results: Sequence[RunResult], rows: Sequence[Cost] = ()) -> Answer:
         ),
         limits=(
             (
-                "Additive attention stands between decoder and encoder alone; attention within a sequence is "
-                "dot-product in every arm."
+                "The arms differ between decoder and encoder alone; attention within a sequence is a dot product with 1/√d in "
+                "every arm."
             ),
             "Reversal is a matter of places: which attention is better for language is not shown.",
             "Times are of one layer in float32 on this machine's CPU with one thread, and memory is the process's.",

@@ -11,7 +11,8 @@ from attemper.lab.presets.preset import Effort
 
 USUAL = "1/√d"
 TEXT_LIMIT = (
-    "One small decoder on one text of 130 thousand bytes, trained briefly: larger models and longer trainings may differ."
+    "One small decoder on one text of a few hundred thousand bytes, trained briefly: larger models and longer trainings may "
+    "differ."
 )
 
 

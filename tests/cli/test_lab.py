@@ -74,6 +74,20 @@ def test_list_tells_the_presets_and_the_runs(sweep: Path, capsys: Capture) -> No
     assert [line.split(", ")[1] for line in lines] == ["none", "none", "inverse_sqrt", "inverse_sqrt"]
 
 
+def test_the_list_tells_runs_apart_by_what_differs(tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "rates.toml"
+    file.write_text(
+        'steps = 2\nbatch = 2\n[vary]\n"optimiser.learning_rate" = [1e-3, 1e20]\n[optimiser]\nname = "sgd"\nwarmup = 0\n'
+        '[task]\nname = "recall"\nlength = 9\n[model]\nlayers = 1\nwidth = 8\nhead_dim = 4\n'
+    )
+    assert main(["lab", "run", str(file), "--out", str(tmp_path / "sweep"), "--jobs", "1"]) == 0
+    capsys.readouterr()
+    assert main(["lab", "list", str(tmp_path / "sweep")]) == 0
+    first, second = (line.partition("  ")[2] for line in capsys.readouterr().out.splitlines())
+    assert first.startswith("recall, inverse_sqrt, d_k 4, optimiser.learning_rate 0.001, seed 0: done, loss ")
+    assert second == "recall, inverse_sqrt, d_k 4, optimiser.learning_rate 1e+20, seed 0: diverged at step 1"
+
+
 def test_report_has_the_tables(sweep: Path, capsys: Capture) -> None:
     assert main(["lab", "report", str(sweep)]) == 0
     out = capsys.readouterr().out

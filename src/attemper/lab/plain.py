@@ -8,6 +8,7 @@ from attemper.lab.comparing import spread, told
 from attemper.lab.presets.grouping import figure_series, series_of, validation_series
 from attemper.lab.store.results import RunResult
 from attemper.lab.table import flat
+from attemper.lab.table import varied as varied_fields
 from attemper.report.sweeps import Answer, Chart, HeatMap, Series, Table
 
 DRAWN = 8  # arms in a chart: more are not told apart by eye
@@ -19,7 +20,7 @@ Arms = Mapping[tuple[str, ...], Sequence[RunResult]]
 def plain_answer(found: Sequence[RunResult]) -> Answer:
     """The runs by what was varied, with means over the seeds; nothing is claimed."""
     rows = [flat(result.config.model_dump(mode="json")) for result in found]
-    varied = [name for name in rows[0] if name != "seed" and len({str(row[name]) for row in rows}) > 1]
+    varied = varied_fields(rows)
     arms: dict[tuple[str, ...], list[RunResult]] = {}
     for row, result in zip(rows, found, strict=True):
         arms.setdefault(tuple(str(row[name]) for name in varied), []).append(result)

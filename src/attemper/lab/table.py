@@ -46,6 +46,15 @@ def row_of(result: RunResult) -> dict[str, Any]:
     return row | {name: getattr(result, name) for name in TIMES}
 
 
+def varied(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The fields, but for the seed, in which runs differ.
+
+    Args:
+        rows: what `flat` gave for the configuration of each; at least one.
+    """
+    return [name for name in rows[0] if name != "seed" and len({str(row[name]) for row in rows}) > 1]
+
+
 def flat(fields: dict[str, Any], before: str = "") -> dict[str, Any]:
     """Nested fields by dotted names; lists, and what may be a number or a list or text, as JSON."""
     found: dict[str, Any] = {}

@@ -29,17 +29,23 @@ def list_(
     from attemper.lab.identity import run_id
     from attemper.lab.store.files import RunFiles
     from attemper.lab.sweep import read
+    from attemper.lab.table import flat, varied
 
-    lines = []
-    for config in read(folder).runs:
+    runs, lines = read(folder).runs, []
+    rows = [flat(config.model_dump(mode="json")) for config in runs]
+    others = [name for name in varied(rows) if name not in ("task.name", "model.rule", "model.head_dim")]
+    for config, row in zip(runs, rows, strict=True):
         files = RunFiles(folder, run_id(config))
         result = files.result()
-        if result is not None:
-            state = f"{result.status}, loss {result.loss:.3f}"
-        else:
+        if result is None:
             state = "interrupted" if files.checkpoint.exists() else "to do"
+        elif result.status == "diverged":
+            state = f"diverged at step {result.ended}"
+        else:
+            state = f"done, loss {result.loss:.3f}"
+        named = "".join(f", {name} {row[name]}" for name in others)
         model = config.model
-        lines.append(f"{files.id}  {config.task.name}, {model.rule}, d_k {model.head_dim}, seed {config.seed}: {state}")
+        lines.append(f"{files.id}  {config.task.name}, {model.rule}, d_k {model.head_dim}{named}, seed {config.seed}: {state}")
     say(lines)
 
 

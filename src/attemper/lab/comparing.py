@@ -1,4 +1,4 @@
-"""Means over seeds, their spread, and tests of pairs: the same seed gives the same weights' draw and the same examples.
+"""Means over seeds, their spread, and tests of pairs: the same seed gives the same examples, and like models the same weights.
 
 A difference is claimed only with its test beside it. Of few seeds little can be claimed: a paired t test of three has two degrees
 of freedom, and a rank test cannot fall below 0.25 there, so that t, which takes the differences as normal, is what is left.

@@ -16,7 +16,7 @@ from attemper.lab import config
 from attemper.lab.arithmetic import computing
 from attemper.lab.models import attention_layers, build, logits_times
 from attemper.lab.optimisers import Optimisers, is_hidden_matrix, share_of_rate
-from attemper.lab.presets import additive_vs_dot
+from attemper.lab.presets import NAMES, additive_vs_dot, preset
 from attemper.lab.tasks import IGNORED, load_task
 from attemper.lab.tasks.digits import Digits
 from attemper.lab.tasks.recall import Recall
@@ -25,6 +25,7 @@ from attemper.lab.tasks.task import Task
 from attemper.lab.tasks.text import Text
 from attemper.ops.listening import LISTENERS, Listener
 from attemper.scales import LogitShape
+from tests.lab_runs import made_up
 
 SMALL = config.Model(layers=1, heads=2, head_dim=6, width=20)
 EXAMPLE = config.Model(layers=1, heads=2, head_dim=10, width=20, attention="example")
@@ -272,6 +273,20 @@ def test_the_arms_of_additive_attention_differ_in_the_look_at_the_encoder_alone(
     assert scales[additive_vs_dot.ADDITIVE] == within
     assert scales[additive_vs_dot.SCALED] == within | {"decoder.0.cross": usual}
     assert scales[additive_vs_dot.BARE] == within | {"decoder.0.cross": 1.0}
+    limits = additive_vs_dot.answer([made_up(arm.over(config.RunConfig()), 1.0) for arm in additive_vs_dot.ARMS]).limits
+    assert any(limit.endswith("has the examples of one with the dot product, but other first weights.") for limit in limits)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_seed_gives_models_of_the_same_layers_the_same_weights(name: str) -> None:
+    drawn: dict[Any, list[Tensor]] = {}
+    for run in preset(name).runs("quick"):
+        if run.seed in (0, 2017) and run.model.width <= 64 and run.model.head_dim != 512:
+            torch.manual_seed(run.seed)
+            weights = {key: value for key, value in build(run, load_task(run.task)).named_parameters() if value.ndim == 2}
+            shapes = tuple((key, value.shape) for key, value in weights.items())
+            found = drawn.setdefault((shapes, run.model.init), list(weights.values()))
+            assert all(map(torch.equal, found, weights.values()))
 
 
 def test_under_mup_what_a_step_adds_to_the_outputs_does_not_grow_with_the_width() -> None:

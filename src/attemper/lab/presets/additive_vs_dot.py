@@ -111,6 +111,7 @@ def answer(results: Sequence[RunResult], rows: Sequence[Cost] = ()) -> Answer:
                 "The arms differ between decoder and encoder alone; attention within a sequence is a dot product with 1/√d in "
                 "every arm."
             ),
+            "Of one seed, a model with additive attention has the examples of one with the dot product, but other first weights.",
             "Reversal is a matter of places: which attention is better for language is not shown.",
             "Times are of one layer in float32 on this machine's CPU with one thread, and memory is the process's.",
             few_seeds(arms),

@@ -115,7 +115,7 @@ def compared_table(
     reading = (
         "Mean ± standard deviation over the seeds. The difference is taken seed by seed: the same seed draws the "
         "same examples, and "
-        "where the shapes are equal the same weights. p is that of a paired t test; Holm's counts in how many tests there are, "
+        "to models of the same layers the same weights. p is that of a paired t test; Holm's counts in how many tests there are, "
         "here and in the sentence."
     )
     return Table(title, header, tuple(rows), f"{reading} {note}".strip())

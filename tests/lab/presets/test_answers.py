@@ -262,7 +262,7 @@ def test_what_may_be_set_leaves_an_answer_and_what_may_not_is_refused_beforehand
 REFUSED = {
     "convergence": {"model.head_dim", "model.rule", "model.qk_norm", "model.init"},
     "lr-sensitivity": {"model.rule", "model.qk_norm", "optimiser.learning_rate"},
-    "logit-threshold": {"precision.arithmetic", "model.qk_norm", "after.logit_factors"},
+    "logit-threshold": {"precision.arithmetic", "model.qk_norm", "model.softcap", "after.logit_factors"},
     "entropy-bound": {"model.rule", "model.position", "model.qk_norm", "model.softcap"},
     "width-transfer": {
         "model.rule", "model.width", "model.head_dim", "model.init", "model.mup_base",

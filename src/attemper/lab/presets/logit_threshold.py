@@ -189,5 +189,5 @@ PRESET = Preset(
     ("Wortsman et al. 2023, arXiv 2309.14322, section 3.1", "Kimi K2 2025, arXiv 2507.20534"),
     runs,
     answer,
-    given=("after.logit_factors",),
+    given=("after.logit_factors", "model.softcap"),  # a cap bounds the logit that is told
 )

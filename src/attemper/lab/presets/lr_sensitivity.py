@@ -82,7 +82,8 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
     sentence = (
         f"Over learning rates {low:g} to {high:g}, training with 1/√d loses {usual} nats on average against its own best rate. "
         f"No scale {verdict(none, 'is more sensitive than', 'is less sensitive than')} it: the difference is {none}. QK-norm "
-        f"{verdict(norm, 'is more sensitive than', 'is less sensitive than')} it: {norm}.{losses_told(arms)}"
+        f"{verdict(norm, 'is more sensitive than', 'is less sensitive than')} it: {norm}."
+        f"{losses_told(arms, 'counted with the loss before the first step')}"
     )
     return Answer(
         sentence,

@@ -52,15 +52,19 @@ def verdict(test: Paired, more: str, less: str) -> str:
     return more if test.mean > 0 else less
 
 
-def losses_told(arms: Mapping[Any, Runs]) -> str:
-    """A sentence, with a space before it, on runs that diverged and on seeds that not every arm has; "" where all is whole."""
+def losses_told(arms: Mapping[Any, Runs], counted: str = "in no mean and no test") -> str:
+    """A sentence, with a space before it, on runs that diverged and on seeds that not every arm has; "" where all is whole.
+
+    Args:
+        arms: runs by a key. counted: what became of the runs that diverged.
+    """
     parts = []
     gone = [(key, sum(run.status == "diverged" for run in runs), len(runs)) for key, runs in arms.items()]
     gone = [each for each in gone if each[1]]
     if gone:
         named = "; ".join(f"{label(key)}: {lost} of {count}" for key, lost, count in gone[:6])
         more = f"; and {len(gone) - 6} more arms, see the table" if len(gone) > 6 else ""
-        parts.append(f"Diverged, and thus in no mean and no test: {named}{more}.")
+        parts.append(f"Diverged, and thus {counted}: {named}{more}.")
     seeds = {key: {run.config.seed for run in runs} for key, runs in arms.items()}
     every = set().union(*seeds.values()) if seeds else set()
     short = [f"{label(key)} has {len(found)}" for key, found in seeds.items() if found != every]

@@ -13,13 +13,18 @@ _RESET, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
 class PeakMemory:
-    """A context: `mib` is the largest resident size of the process within it, NaN where the system does not tell (not Linux)."""
+    """A context: `mib` is the largest resident size of the process within it, NaN where the system does not tell (not Linux).
 
-    mib = math.nan
+    Attributes:
+        within: whether it is that of the context alone; else, where the system keeps one peak, since the process began.
+    """
+
+    mib, within = math.nan, False
 
     def __enter__(self) -> Self:
-        with contextlib.suppress(OSError):  # an older kernel: the peak since the process began then
+        with contextlib.suppress(OSError):  # an older kernel, or a sandbox
             _RESET.write_text("5", "ascii")
+            self.within = True
         return self
 
     def __exit__(self, *_: object) -> None:

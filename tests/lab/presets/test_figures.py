@@ -25,6 +25,7 @@ from attemper.lab.store.files import to_parquet
 from attemper.lab.sweep import Sweep
 from attemper.lab.training import train
 from attemper.lab.viewing import view_of
+from attemper.memory import PeakMemory
 from tests.lab_runs import MODEL, Task, tiny
 
 
@@ -125,6 +126,17 @@ def test_memory_is_what_a_kind_needs_whatever_ran_before() -> None:
     one = 4 * BATCH * 512 * 512 / 2**20  # a logit for each pair, once
     assert mib["additive, written out"] > 32 * one > mib["additive, in tiles"]
     assert 16 * one > mib["dot, written out"] > one > mib["dot, attemper.attention"]
+
+
+def test_memory_is_unknown_where_the_system_keeps_one_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = tmp_path / "status"
+    status.write_text("VmHWM:\t  2048 kB\n")
+    monkeypatch.setattr("attemper.memory._STATUS", status)
+    monkeypatch.setattr("attemper.memory._RESET", tmp_path / "none" / "clear_refs")
+    assert all(math.isnan(row.mib) for row in costs((7,), (5,), 1))
+    with PeakMemory() as memory:
+        pass
+    assert memory.mib == 2.0
 
 
 def test_a_real_sweep_is_answered_and_its_measurement_kept(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`attemper lab`: runs, goes on, lists, reports, compares; what is wrong ends in one line."""
 
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,8 @@ import pytest
 
 from attemper.cli import main
 from attemper.lab.presets import NAMES
+from attemper.lab.store.files import RunFiles
+from attemper.lab.store.state import State, save
 from attemper.lab.sweep import results
 from tests.running import ROOT, hear_ctrl_c
 
@@ -81,11 +84,27 @@ def test_the_list_tells_runs_apart_by_what_differs(tmp_path: Path, capsys: Captu
         '[task]\nname = "recall"\nlength = 9\n[model]\nlayers = 1\nwidth = 8\nhead_dim = 4\n'
     )
     assert main(["lab", "run", str(file), "--out", str(tmp_path / "sweep"), "--jobs", "1"]) == 0
-    capsys.readouterr()
+    assert re.search(r"run 2 of 2: \w+, diverged\n", capsys.readouterr().err)
     assert main(["lab", "list", str(tmp_path / "sweep")]) == 0
     first, second = (line.partition("  ")[2] for line in capsys.readouterr().out.splitlines())
     assert first.startswith("recall, inverse_sqrt, d_k 4, optimiser.learning_rate 0.001, seed 0: done, loss ")
     assert second == "recall, inverse_sqrt, d_k 4, optimiser.learning_rate 1e+20, seed 0: diverged at step 1"
+
+
+def test_the_list_says_how_far_a_run_is(sweep: Path, tmp_path: Path, capsys: Capture) -> None:
+    half = shutil.copytree(sweep, tmp_path / "half")
+    for place, result in enumerate(results(half)):
+        files = RunFiles(half, result.id)
+        if place < 3:
+            (files.folder / "result.json").unlink()
+        if place == 1:
+            save(files.checkpoint, State(5, {}))
+        if place == 2:
+            files.checkpoint.write_bytes(b"no checkpoint")
+    assert main(["lab", "list", str(half)]) == 0
+    told = [line.rpartition(": ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert told[:3] == ["to do", "stands at step 5 of 7", "stands at an unknown step of 7"]
+    assert told[3].startswith("done, loss ")
 
 
 def test_report_has_the_tables(sweep: Path, capsys: Capture) -> None:

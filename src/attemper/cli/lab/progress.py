@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Generator
@@ -63,5 +64,6 @@ class _Lines:
     def __call__(self, event: Event) -> None:
         if event.over:
             self.over += 1
-            sys.stderr.write(f"run {self.over} of {self.runs}: {event.id}, loss {event.loss:.3f}\n")
+            came_to = "diverged" if math.isnan(event.loss) else f"loss {event.loss:.3f}"
+            sys.stderr.write(f"run {self.over} of {self.runs}: {event.id}, {came_to}\n")
             sys.stderr.flush()

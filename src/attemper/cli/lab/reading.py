@@ -8,6 +8,7 @@ import typer
 from attemper.cli.lab.extras import require_lab
 from attemper.cli.lab.page import write_docs, write_page
 from attemper.cli.output import say, write_text
+from attemper.errors import LoadError
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a sweep.")]
 
@@ -38,7 +39,7 @@ def list_(
         files = RunFiles(folder, run_id(config))
         result = files.result()
         if result is None:
-            state = "interrupted" if files.checkpoint.exists() else "to do"
+            state = f"stands at {_stands(files.checkpoint)} of {config.steps}" if files.checkpoint.exists() else "to do"
         elif result.status == "diverged":
             state = f"diverged at step {result.ended}"
         else:
@@ -47,6 +48,15 @@ def list_(
         model = config.model
         lines.append(f"{files.id}  {config.task.name}, {model.rule}, d_k {model.head_dim}{named}, seed {config.seed}: {state}")
     say(lines)
+
+
+def _stands(checkpoint: Path) -> str:
+    from attemper.lab.store.state import load
+
+    try:
+        return f"step {load(checkpoint, tensors=False).step}"
+    except LoadError:  # the others are listed all the same; to go on with this one says what is wrong
+        return "an unknown step"
 
 
 def report(

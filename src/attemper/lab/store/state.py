@@ -45,8 +45,11 @@ def save(path: Path, state: State) -> None:
     write_whole(path, to_bytes(tensors, words))
 
 
-def load(path: Path) -> State:
+def load(path: Path, *, tensors: bool = True) -> State:
     """What `save` wrote.
+
+    Args:
+        path: the file. tensors: False: without them, to find out where a training stands.
 
     Raises:
         LoadError: the file is not one of these.
@@ -58,8 +61,8 @@ def load(path: Path) -> State:
             words = file.metadata() or {}
             if words.get("format") != FORMAT:
                 raise LoadError(f"{path}: format {words.get('format')!r}; expected {FORMAT!r}, a checkpoint that the lab wrote")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
-        return State(int(words["step"]), tensors, json.loads(words["words"]))
+            found = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118 (no dictionary)
+        return State(int(words["step"]), found, json.loads(words["words"]))
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise LoadError(f"{path}: {error}; expected a checkpoint that the lab wrote; delete it to train the run anew") from error
 

@@ -20,6 +20,7 @@ _HUES = {
 _DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2])
 _WIDTH, _HEIGHT = 560, 260
 _CELL = 46
+_SHORT = 40  # letters of a name that fits into half of the width
 
 
 def drawn(chart: Chart | HeatMap) -> dict[str, Markup]:
@@ -56,7 +57,17 @@ def _curves(chart: Chart, theme: str) -> alt.TopLevelMixin:
 
     x = alt.X("x:Q", **axis(chart.x, chart.log_x, grid=False))
     y = alt.Y("y:Q", **axis(chart.y, chart.log_y, titleAngle=0, titleAlign="left", titleAnchor="end", titleY=-14, titleX=0))
-    legend = alt.Legend(title=None, orient="right", labelLimit=320, symbolType="stroke", symbolStrokeWidth=2.5, symbolSize=700)
+    # Below the curves, so that the drawing stays as wide as its column of the page and its words as large as they are.
+    columns = 2 if max(map(len, names), default=0) <= _SHORT else 1
+    legend = alt.Legend(
+        title=None,
+        orient="bottom",
+        columns=columns,
+        labelLimit=(_WIDTH - 80) // columns,
+        symbolType="stroke",
+        symbolStrokeWidth=2.5,
+        symbolSize=700,
+    )
     hues = alt.Scale(domain=names, range=colors)
     # Another dash each time that the hues begin anew: 32 curves before two look alike.
     dashes = [_DASHES[(place + place // len(_HUES[theme])) % len(_DASHES)] for place in range(len(names))]

@@ -8,10 +8,11 @@ import pytest
 from attemper.cli import main
 from attemper.errors import LoadError
 from attemper.lab import sweep as sweeps
+from attemper.lab.cluster import train_there
 from attemper.lab.identity import run_id
 from attemper.lab.store.files import RunFiles
 from attemper.lab.sweep import Sweep
-from tests.lab_runs import files_of, tiny
+from tests.lab_runs import Task, files_of, own_text, tiny
 
 RUNS = tuple(tiny(seed, steps=2) for seed in (0, 1))
 
@@ -45,6 +46,18 @@ def test_on_a_ray_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(LoadError, match=r"ray: 1 of 2 runs failed, .*checkpoint\.safetensors: .*; the others are kept"):
         sweeps.run(broken, ray="local")
     assert [result.config.seed for result in sweeps.results(broken)] == [1]
+
+
+def test_an_own_text_is_found_from_where_the_command_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "one.txt").write_text(own_text("words"))
+    config = tiny(task=Task(length=13, path="texts"), steps=1)
+    (tmp_path / "of the trial").mkdir()
+    monkeypatch.chdir(tmp_path / "of the trial")
+    texts = {run_id(config): config.model_dump_json()}
+    assert train_there({"run": run_id(config)}, str(tmp_path / "sweep"), texts, str(tmp_path))["loss"] > 0
+    assert Path.cwd() == tmp_path / "of the trial"
+    assert RunFiles(tmp_path / "sweep", run_id(config)).result() is not None
 
 
 def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:

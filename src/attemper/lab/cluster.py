@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,7 +35,8 @@ def on_ray(address: str, folder: Path, todo: Sequence[RunConfig], tell: Tell) ->
             from ray import tune
         except ImportError:  # Ray alone lacks what its Tune needs
             raise MissingExtraError("ray[tune]", "ray", purpose) from None
-        trainable = tune.with_resources(tune.with_parameters(_train, folder=str(place), texts=texts), {"cpu": 1})
+        given = {"folder": str(place), "texts": texts, "began_in": str(Path.cwd())}
+        trainable = tune.with_resources(tune.with_parameters(train_there, **given), {"cpu": 1})
         tuner = tune.Tuner(
             trainable,
             param_space={"run": tune.grid_search(list(by_id))},
@@ -50,6 +52,19 @@ def on_ray(address: str, folder: Path, todo: Sequence[RunConfig], tell: Tell) ->
         raise LoadError(f"ray: {len(failed)} of {len(todo)} runs failed, the first with: {last}; the others are kept")
 
 
-def _train(config: dict[str, str], folder: str, texts: dict[str, str]) -> dict[str, float]:
-    result = train(RunConfig.model_validate_json(texts[config["run"]]), Path(folder))
+def train_there(config: dict[str, str], folder: str, texts: dict[str, str], began_in: str) -> dict[str, float]:
+    """Train one run in a process of the cluster.
+
+    Args:
+        config: what Tune gives: "run", the run's id.
+        folder: of the sweep, absolute.
+        texts: the configurations as JSON, by id.
+        began_in: the folder that relative paths to an own text start from. Tune makes each trial's own folder the current one.
+
+    Returns:
+        The loss, for Tune.
+    """
+    there = contextlib.chdir(began_in) if Path(began_in).is_dir() else contextlib.nullcontext()
+    with there:
+        result = train(RunConfig.model_validate_json(texts[config["run"]]), Path(folder))
     return {"loss": result.loss}

@@ -292,6 +292,15 @@ def test_what_could_not_be_measured_is_never_a_number(name: str) -> None:
     whole(preset(name).answer(found, []))
 
 
+def test_the_step_of_the_largest_logit_is_told() -> None:
+    found = results("logit-threshold", same)
+    limits = preset("logit-threshold").answer(found, ()).limits
+    said = f"The largest logit is that of the batch after 2 of {found[0].config.steps} steps, the last that was logged."
+    assert said in limits
+    gone = results("logit-threshold", lambda _: NAN)
+    assert not any(limit.startswith("The largest logit") for limit in preset("logit-threshold").answer(gone, ()).limits)
+
+
 def test_models_that_bear_every_factor_are_told() -> None:
     found = results("logit-threshold", same, gap=True)
     assert "No κ up to" not in preset("logit-threshold").answer(found, ()).sentence

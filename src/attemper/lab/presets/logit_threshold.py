@@ -124,6 +124,7 @@ def answer(results: Sequence[RunResult], _rows: Sequence[Any] = ()) -> Answer:
         limits=(
             TEXT_LIMIT,
             f"What breaks is defined beforehand as {BREAK:g} nats above the loss at κ = 1; another bound gives another κ.",
+            *_last_logged(results),
             "The model was not trained at this κ: one that is may bear more, and its gradients may fail before its loss does.",
             (
                 "A factor on all logits sharpens every row at once; in large models single heads grow, so a small κ "
@@ -142,6 +143,15 @@ def _never_told(arms: Mapping[Place, Sequence[RunResult]]) -> str:
     """A sentence, with a space before it, on models that bear every κ: tests without them make their arm look weaker."""
     held = ", ".join(f"{key.arm} {count} of {len(found)}" for key, found in arms.items() if (count := _never(found)))
     return f" No κ up to {max(FACTORS):g} breaks, and thus in no mean and no test of κ is: {held}." if held else ""
+
+
+def _last_logged(results: Sequence[RunResult]) -> tuple[str, ...]:
+    """At which step the largest logit was seen: with a large `log_every` that may be long before the end."""
+    done = [run for run in results if run.status == "done"]
+    if not done:
+        return ()
+    step = min(int(run.curves.steps[-1]) for run in done)
+    return (f"The largest logit is that of the batch after {step} of {done[0].config.steps} steps, the last that was logged.",)
 
 
 def _table(arms: Mapping[Place, Sequence[RunResult]]) -> Table:

@@ -6,8 +6,9 @@ import pytest
 
 from attemper.lab.config import After
 from attemper.lab.plain import DRAWN, plain_answer
-from attemper.report.sweeps import Answer
-from tests.lab_runs import MODEL, made_up, tiny
+from attemper.report.sweep_text import sweep_text
+from attemper.report.sweeps import Answer, SweepView
+from tests.lab_runs import MODEL, Task, made_up, tiny
 
 NAN = math.nan
 
@@ -51,6 +52,13 @@ def test_a_page_has_curves_with_bands_of_what_was_varied() -> None:
     assert loss.series[1].y == (3.5, 3.5)
     assert loss.series[1].high[0] - loss.series[1].low[0] == pytest.approx(2 * 0.5**0.5)
     assert "rule = none" in [series.name for series in entropy.series]
+
+
+def test_a_path_cannot_write_to_the_terminal() -> None:
+    runs = [made_up(tiny(task=Task(length=13, path=path)), 2.0) for path in ("a", "b\x1b[31m")]
+    text = sweep_text(SweepView("a", "b?", plain_answer(runs), (), "c", 2, 1.0, "d"))
+    assert "\x1b" not in text
+    assert r"b\x1b[31m" in text
 
 
 def test_of_many_arms_the_best_are_drawn() -> None:

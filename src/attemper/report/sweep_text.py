@@ -33,6 +33,6 @@ def _wrapped(text: str, hang: str = "") -> list[str]:
 
 
 def _aligned(table: Table) -> list[str]:
-    rows = [table.header, *table.rows]
+    rows = [tuple(map(safe, row)) for row in (table.header, *table.rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.header))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from attemper.report.sweeps import Chart, Series
+from attemper.report.sweeps import Answer, Chart, HeatMap, Series, SweepView
 
 pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
@@ -29,3 +29,16 @@ def test_every_curve_has_a_look_of_its_own_and_stands_in_the_legend(count: int, 
         assert keys == looks
         bands = re.findall(r'<path[^>]* fill="([^"]*)" opacity="0.16"', drawing)
         assert bands == [color for color, _ in looks] * banded
+
+
+def test_the_name_of_an_arm_cannot_write_into_the_page() -> None:
+    from attemper.report.page.sweep_page import sweep_page
+
+    name = "</svg><script>\x1b\u202e"
+    chart = Chart("a", "x", "y", (Series(name, (0.0, 1.0), (1.0, 2.0)),))
+    heat = HeatMap("a", (name,), (name,), ((1.0,),), "nats")
+    page = sweep_page(SweepView("a", "b?", Answer("c", "d", charts=(chart,), maps=(heat,)), (), "e", 1, 1.0, "f"))
+    assert "</svg><script>" not in page
+    assert "&lt;/svg&gt;&lt;script&gt;" in page
+    assert "\x1b" not in page
+    assert "\u202e" not in page

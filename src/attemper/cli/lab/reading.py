@@ -9,6 +9,7 @@ from attemper.cli.lab.extras import require_lab
 from attemper.cli.lab.page import write_docs, write_page
 from attemper.cli.output import say, write_text
 from attemper.errors import LoadError
+from attemper.report.names import safe
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a sweep.")]
 
@@ -44,10 +45,10 @@ def list_(
             state = f"diverged at step {result.ended}"
         else:
             state = f"done, loss {result.loss:.3f}"
-        named = "".join(f", {name} {row[name]}" for name in others)
+        named = safe("".join(f", {name} {row[name]}" for name in others))
         model = config.model
         lines.append(f"{files.id}  {config.task.name}, {model.rule}, d_k {model.head_dim}{named}, seed {config.seed}: {state}")
-    say(lines)
+    say(lines, hang=2)
 
 
 def _stands(checkpoint: Path) -> str:

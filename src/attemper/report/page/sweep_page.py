@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from attemper.report.names import safe
@@ -59,6 +59,11 @@ def view_facts(view: SweepView) -> list[tuple[str, str]]:
 
 
 def _figure(chart: Chart | HeatMap) -> _Figure:
+    # An own text's path is part of an arm's name where paths were varied.
+    if isinstance(chart, Chart):
+        chart = replace(chart, series=tuple(replace(each, name=safe(each.name)) for each in chart.series))
+    else:
+        chart = replace(chart, rows=tuple(map(safe, chart.rows)), columns=tuple(map(safe, chart.columns)))
     themes = drawn(chart)
     return _Figure(safe(chart.title), safe(chart.note), themes["light"], themes["dark"])
 

@@ -53,7 +53,9 @@ def test_a_sweep_runs_and_runs_again_without_work(config: Path, sweep: Path, cap
     out, err = capsys.readouterr()
     assert out.startswith("What do the runs of mine come to?\n\nThe lowest mean held-out loss is ")
     assert err == f"{sweep}: 4 runs, 0 of them trained now; page in {sweep}/page.html\n"
-    assert "<svg" in (sweep / "page.html").read_text()
+    page = (sweep / "page.html").read_text()
+    assert "<figcaption>Held-out loss</figcaption>" in page
+    assert "rule = inverse_sqrt" in page  # in the legend
 
 
 def test_progress_without_a_terminal_is_a_line_a_run(config: Path, tmp_path: Path, capsys: Capture) -> None:

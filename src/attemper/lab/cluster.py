@@ -64,6 +64,7 @@ def train_there(config: dict[str, str], folder: str, texts: dict[str, str], bega
     Returns:
         The loss, for Tune.
     """
+    # On another machine there may be no such folder.
     there = contextlib.chdir(began_in) if Path(began_in).is_dir() else contextlib.nullcontext()
     with there:
         result = train(RunConfig.model_validate_json(texts[config["run"]]), Path(folder))

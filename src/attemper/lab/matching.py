@@ -12,7 +12,7 @@ from attemper.lab.config import RunConfig
 from attemper.lab.presets.telling import cells_of, number, versus
 from attemper.lab.store.results import RunResult
 from attemper.lab.sweep import read, results
-from attemper.lab.table import flat
+from attemper.lab.table import flat, varied
 from attemper.report.sweeps import Table
 
 _NOTE = "Held-out loss in nats; the test is a paired t test over the seeds that both have; lost: pairs with a run that diverged."
@@ -43,7 +43,7 @@ def compared(one: Path, two: Path) -> Table:
     for arm in arms:
         pair = [[run for run, row in side.items() if _rest(row, apart) == arm] for side in (first, second)]
         for folder, side in zip((one, two), pair, strict=True):
-            _check_seeds(folder, side, apart)
+            _check_seeds(folder, side)
         tests.append(versus(pair[0], pair[1]))
         rows.append([", ".join(f"{name} = {value}" for name, value in arm if _varies(name, first, second)) or "all"])
         rows[-1] += [str(spread([run.loss for run in side])) for side in pair]
@@ -64,12 +64,11 @@ def fields(config: RunConfig) -> dict[str, Any]:
     return row
 
 
-def _check_seeds(folder: Path, side: Sequence[RunResult], apart: Sequence[str]) -> None:
+def _check_seeds(folder: Path, side: Sequence[RunResult]) -> None:
     """One run counted with several seeds' worth of pairs would make a p that is none."""
     if len({run.config.seed for run in side}) == len(side):
         return
-    rows = [fields(run.config) for run in side]
-    several = [name for name in apart if len({str(row[name]) for row in rows}) > 1]
+    several = sorted(varied([fields(run.config) for run in side]))  # of one arm: all of them tell the sweeps apart
     raise LoadError(
         f"{folder}: it varies in {', '.join(several)}, of which the other sweep has none of the values, so that several of its "
         "runs of one seed have the same like there; expected fields in which the sweeps differ to be the same in all runs of each"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from attemper.lab.comparing import spread, told
-from attemper.lab.presets.grouping import figure_series, series_of, validation_series
+from attemper.lab.presets.grouping import figure_series, grouped, series_of, validation_series
 from attemper.lab.store.results import RunResult
 from attemper.lab.table import flat
 from attemper.lab.table import varied as varied_fields
@@ -21,9 +21,8 @@ def plain_answer(found: Sequence[RunResult]) -> Answer:
     """The runs by what was varied, with means over the seeds; nothing is claimed."""
     rows = [flat(result.config.model_dump(mode="json")) for result in found]
     varied = varied_fields(rows)
-    arms: dict[tuple[str, ...], list[RunResult]] = {}
-    for row, result in zip(rows, found, strict=True):
-        arms.setdefault(tuple(str(row[name]) for name in varied), []).append(result)
+    keys = {run: tuple(str(row[name]) for name in varied) for run, row in zip(found, rows, strict=True)}
+    arms = grouped(found, keys.__getitem__)
     tables = (_ends(varied, arms), *_after_tables(varied, arms))
     losses = {key: spread([run.loss for run in runs]) for key, runs in arms.items()}
     known = sorted((key for key, loss in losses.items() if loss.count), key=lambda key: losses[key].mean)
@@ -58,12 +57,8 @@ def _ends(varied: Sequence[str], arms: Arms) -> Table:
     return Table("Held-out loss at the end", (*varied, "loss, nats", "accuracy", "seeds", "diverged"), lines)
 
 
-def _after(run: RunResult, kind: str) -> dict[float, float]:
-    return {each.at: each.loss for each in run.evaluations if each.kind == kind}
-
-
 def _measured(arms: Arms, kind: str) -> list[float]:
-    return sorted({at for runs in arms.values() for run in runs for at in _after(run, kind)})
+    return sorted({at for runs in arms.values() for run in runs for at in run.losses(kind)})
 
 
 def _after_tables(varied: Sequence[str], arms: Arms) -> list[Table]:
@@ -72,7 +67,7 @@ def _after_tables(varied: Sequence[str], arms: Arms) -> list[Table]:
         places = _measured(arms, kind)
         lines = []
         for key, runs in arms.items():
-            losses = [_after(run, kind) for run in runs]
+            losses = [run.losses(kind) for run in runs]
             lines.append((*key, *(str(spread([each[at] for each in losses if at in each])) for at in places)))
         if places:
             tables.append(Table(f"Held-out loss over the {words}, nats", (*varied, *(f"{at:g}" for at in places)), tuple(lines)))
@@ -96,7 +91,7 @@ def _charts(varied: Sequence[str], arms: Arms, order: Sequence[tuple[str, ...]])
         Chart("Entropy over ln n", "step", "entropy / ln n", series(_entropy), note="Mean over layers and heads."),
     ]
     for kind, words in _AFTER.items():
-        curves = series(lambda name, runs, kind=kind: series_of(name, runs, lambda run: _after(run, kind)))
+        curves = series(lambda name, runs, kind=kind: series_of(name, runs, lambda run: run.losses(kind)))
         charts.append(Chart(f"Held-out loss over the {words}", words, _UNIT, curves, log_x=True))
     return tuple(chart for chart in charts if chart.series)
 

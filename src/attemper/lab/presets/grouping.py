@@ -34,7 +34,7 @@ def series_of(name: str, runs: Sequence[RunResult], points: Points) -> Series:
 
 def validation_series(name: str, runs: Sequence[RunResult]) -> Series:
     """Validation loss over the steps: mean over the seeds, the band one standard deviation; runs that diverged end there."""
-    at = _at(runs, lambda run: {each.at: each.loss for each in run.evaluations if each.kind == "validation"})
+    at = _at(runs, lambda run: run.losses("validation"))
     return banded(name, {step: losses for step, losses in at.items() if len(losses) == len(runs)})
 
 

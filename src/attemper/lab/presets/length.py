@@ -43,7 +43,7 @@ def place(run: RunResult) -> Place:
 
 def by_length(run: RunResult) -> dict[int, float]:
     """The loss at each length."""
-    return {int(each.at): each.loss for each in run.evaluations if each.kind == "length"}
+    return {int(at): loss for at, loss in run.losses("length").items()}
 
 
 def excess(length: int) -> Callable[[RunResult], float]:

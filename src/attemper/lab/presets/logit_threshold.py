@@ -47,7 +47,7 @@ def place(run: RunResult) -> Place:
 
 def curve(run: RunResult) -> dict[float, float]:
     """The loss at each κ."""
-    return {each.at: each.loss for each in run.evaluations if each.kind == "logit_factor"}
+    return run.losses("logit_factor")
 
 
 def broken_at(losses: Mapping[float, float], limit: float = BREAK) -> float:

@@ -66,6 +66,10 @@ class RunResult:
         last = self._last()
         return float("nan") if last is None else last.accuracy
 
+    def losses(self, kind: str) -> dict[float, float]:
+        """The loss of each evaluation of a kind, by where it was made: a step, a length, or a factor on the logits."""
+        return {each.at: each.loss for each in self.evaluations if each.kind == kind}
+
     def _last(self) -> Evaluation | None:
         found = [evaluation for evaluation in self.evaluations if evaluation.kind == "validation"]
         return found[-1] if found and self.status == "done" else None
